@@ -190,6 +190,9 @@ class FakeUpscaler:
         return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources],
                             self.seconds_per_call / size)
 
+    def decode(self, sources, options=GREEDY, *, keys=None):
+        return self(sources, options, keys=keys)
+
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""
         difference = self.face_task.enlarge(sources, "nearest").astype(float) - targets

@@ -2,7 +2,7 @@
 its threads.
 
 `NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the
-code supports the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain
+code supports the network. Otherwise `superres.pipeline.choose` logs a warning and uses the plain
 step.
 """
 

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.config import ModelConfig, Reliability
+from superres.config import ModelConfig, Reliability, require_whole
 from superres.decoding.batching import Feed, Result
-from superres.nn.likelihood import bits_and_variance
+from superres.errors import InvalidInputError
+from superres.nn.likelihood import bits_and_variance, bits_per_dim
 from superres.nn.model import EncoderDecoder
 from superres.pictures.read import Pixels
 from superres.pipeline.cascade import Drawing, PictureStream
@@ -34,6 +35,10 @@ class Stages(Protocol):
     @property
     def first(self) -> Stages | None:
         """The stages before this one."""
+
+    @property
+    def face_task(self) -> FaceTask:
+        """The sizes of the first stage's input and of the last stage's output."""
 
     @property
     def network_task(self) -> FaceTask:
@@ -80,6 +85,41 @@ def judge(upscaler: Stages, pictures: Sequence[Pixels]) -> Judged:
                                             // pixels.shape[-1])
     around = F.avg_pool2d(variance, 3, 1, 1, count_include_pad=False)
     return Judged(bits, around.squeeze(1).sqrt().numpy())
+
+
+def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
+                    batch_size: int) -> np.ndarray:
+    """Return the bits per token of the target, its code length under p1, for each target image,
+    float64 [N].
+
+    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
+    `batch_size` together. The code is that of p1 without limits. With limits
+    (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has probability
+    0, and true pictures seldom do.
+
+    A cascade codes the reduced target first, by its first stages, and then the target given the
+    reduced one, by its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over the
+    tokens of the target. This code can be decoded, so its length is an upper bound of -log2
+    p(target | source). That probability sums over all pictures between the stages: without limits,
+    the last stage may draw the target from others than the reduced one, too.
+    """
+    shapes = upscaler.face_task.source_shape, upscaler.face_task.target_shape
+    for images, shape in zip((sources, targets), shapes, strict=True):
+        encode(images)  # refuses other types
+        if images.shape != (len(sources), *shape):
+            raise InvalidInputError(f"images of the shape {list(images.shape)} are not "
+                                    f"{[len(sources), *shape]}; give as many inputs as targets, at "
+                                    "the checkpoint's sizes")
+    require_whole("batch-size", batch_size)
+    # the target in the sizes of all stages
+    pictures, stage = [targets], upscaler
+    while stage.first is not None:
+        pictures.insert(0, stage.network_task.both_sizes(pictures[0])[1])
+        stage = stage.first
+    tokens = upscaler.model_config.target_length
+    return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
+                          * (pair[1].shape[1] / tokens)
+                          for model, pair in coded_stages(upscaler, [sources, *pictures])))
 
 
 def coded_stages(

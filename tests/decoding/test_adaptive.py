@@ -29,8 +29,8 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.torch_model import StepModel
-from superres.pipeline.block_sizes import BlockSizes
-from superres.pipeline.recorded_costs import COSTS, read_costs, record_for, save_costs
+from superres.pipeline.choose import BlockSizes, record_for
+from superres.pipeline.recorded_costs import COSTS, read_costs, save_costs
 from superres.pipeline.upscaler import Upscaler
 from tests.nn.helpers import check_steps
 

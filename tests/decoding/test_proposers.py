@@ -40,7 +40,7 @@ from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession
 from superres.pipeline.auto import load
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.system.machine import Timer
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
@@ -236,8 +236,8 @@ def test_a_draft_learns_from_its_teacher(folder, tmp_path, monkeypatch):
     assert json.loads((made / "training.jsonl").read_text())["settings"]["teacher"] == str(folder)
     translator = load(folder, "cpu")
     options = DecodeConfig(4, proposer="draft", draft=str(made))
-    assert translator(LINES, options, width=4).texts == translator(LINES, DecodeConfig(1),
-                                                                   width=4).texts
+    drafted, alone = (translator.decode(LINES, one, width=4) for one in (options, DecodeConfig(1)))
+    assert drafted.texts == alone.texts
 
 
 def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_path, capsys):

@@ -34,7 +34,7 @@ from superres.gpu.model import TritonModel
 from superres.gpu.sum_order import sum_orders
 from superres.gpu.weights import Tuning, filling, pack
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.tasks.consistency import cell_limits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -39,7 +39,7 @@ from superres.evaluation.calibration import (
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
-from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.choose import BlockSizes
 from superres.tasks.translation import END
 from tests.proofs.test_refill import refilled
 

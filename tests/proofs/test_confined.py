@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fakes import random_model
+from fakes import TINY, random_model
 from PIL import Image, ImageCms
 
 from superres.cli.main import run
@@ -28,7 +28,6 @@ from superres.pipeline.upscaler import Upscaler
 from superres.system.confined import Confined
 from tests.batch.helpers import rows_of, upscale, write_image
 from tests.pictures.helpers import many_scans, saved
-from tests.pipeline.test_pipeline import FAST
 
 
 @pytest.fixture
@@ -240,7 +239,7 @@ def test_pictures_that_take_too_long_or_too_much_memory_fail_alone(tmp_path, mon
                                                                              "e.png"]
     assert "takes over 1 seconds of processor time; reduce it" in rows["b.jpg"]["error"]
     assert "takes over 100 MB of memory; reduce it" in rows["d.png"]["error"]
-    upscaler = Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu",
+    upscaler = Upscaler(random_model(TINY, dtype=torch.float32), "random", device="cpu",
                         engine="plain")
     with pytest.raises(InvalidInputError, match=r"b\.jpg cannot be decoded: it takes over 1 "
                        r"seconds"):

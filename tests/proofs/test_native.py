@@ -37,7 +37,7 @@ from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from tests.nn.helpers import check_steps
 from tests.proofs.test_consistency import assert_consistent
 

@@ -26,7 +26,7 @@ from superres.native import build
 from superres.pictures.read import Picture
 from superres.pictures.write import encode_png
 from superres.pipeline.auto import face_task
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.tasks.crops import parse_crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce

@@ -77,7 +77,8 @@ def test_the_page_draws_by_the_default_of_the_api(decoder, source, monkeypatch):
     for number in (0, 1, 3):
         (alone,) = view(decoder, "large", question(source, n=number))["faces"]
         drawn = replace(decoder.upscaler.default, temperature=0.7 if number else 0.0)
-        result = decoder.upscaler(source[None], drawn, keys=[image_key(source, max(number, 1))])
+        keys = [image_key(source, max(number, 1))]
+        result = decoder.upscaler.decode(source[None], drawn, keys=keys)
         assert alone["steps"] == result.traces[0].iterations < alone["tokens"]
         assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
         if number:
@@ -88,7 +89,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
                                                                                  monkeypatch):
     latest, entered, go_on = Latest(), threading.Event(), threading.Event()
     monkeypatch.setattr(paint, "LATEST", latest)
-    upscale, found = type(decoder.upscaler).__call__, {}
+    upscale, found = type(decoder.upscaler).decode, {}
 
     def waiting(self, *arguments, **settings):
         entered.set()
@@ -99,7 +100,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
         VISITOR.set(Visitor("here", name))
         found[name, pixels.tobytes()] = view(decoder, "large", question(pixels))
 
-    monkeypatch.setattr(type(decoder.upscaler), "__call__", waiting)
+    monkeypatch.setattr(type(decoder.upscaler), "decode", waiting)
     first = threading.Thread(target=ask, args=("one", source))
     first.start()
     assert entered.wait(60)

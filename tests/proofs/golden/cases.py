@@ -181,7 +181,7 @@ def translated(engine, options):
     result = translator(engine)(LINES, options)
     rows = [list(text.encode()) for text in result.texts]
     return digest(rows, map(len, rows),
-                  [trace.accepted for traces in result.traces for trace in traces])
+                  [trace.accepted for trace in result.traces])
 
 
 def _cases():
