@@ -60,7 +60,7 @@ def test_the_gradient_of_a_ramp_is_its_slope():
 def test_the_interval_of_swing_is_that_of_repeated_sets_of_pictures(rng):
     # gradients between them are largest at 0 and smallest at 2
     weights = np.tile([1, 0.8, 0.5, 0.2], 4)[:, None]
-    sets = (rng.integers(0, 256, (400, 30, 16, 16, 3)) * weights).astype(np.uint8)
+    sets = (rng.integers(0, 256, (200, 30, 16, 16, 3)) * weights).astype(np.uint8)
     found = [swing(pictures, 4, axis=2) for pictures in sets]
     widths = [estimate.entries("swing")["swing_half_width"] for estimate in found]
     assert np.mean(widths) == pytest.approx(2.045 * np.std([estimate.value for estimate in found]),

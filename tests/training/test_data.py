@@ -182,19 +182,19 @@ def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
     large, drawn = noise(0, 9, 64), noise(1, 5, 8)
     crops = large if own else noise(2, 4, 64)
     high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
-    whole = ImageBatches(low, high, 90, 4, Changes(
+    whole = ImageBatches(low, high, 45, 4, Changes(
         large=large if own else None, crop_share=0.3, crops=None if own else crops,
         turned_share=0.5, drawn=[drawn], input_noise=6.0))
     rng = np.random.default_rng((4, 3, 2))
-    mirrored, cropped = rng.random(90) < 0.5, rng.random(90) < 0.3
-    squares = random_squares(64, 90, rng)
-    changed = ~cropped & (rng.random(90) < 0.5)
-    level, weight, _ = 6 * rng.random(90), np.rint(256 * rng.random(90)) / 256, rng.random(90)
+    mirrored, cropped = rng.random(45) < 0.5, rng.random(45) < 0.3
+    squares = random_squares(64, 45, rng)
+    changed = ~cropped & (rng.random(45) < 0.5)
+    level, weight, _ = 6 * rng.random(45), np.rint(256 * rng.random(45)) / 256, rng.random(45)
     added = iter(rng.standard_normal((changed.sum(), 8, 8, 3), np.float32))
     order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9)
-                            for epoch in range(30, 40)])
+                            for epoch in range(15, 20)])
     rng = np.random.default_rng((4, 3, 3))
-    moved, (angle, scale) = rng.random(90) < 0.5, rng.uniform(-1, 1, (2, 90))
+    moved, (angle, scale) = rng.random(45) < 0.5, rng.uniform(-1, 1, (2, 45))
 
     def turn(row, picture):
         both = coefficients((4 * angle[row], 1.05 ** scale[row]) if moved[row] else (0, 1))
