@@ -144,8 +144,8 @@ def visit(context_of, demo, screenshots, request):
 def frames(demo, monkeypatch):
     """What allows the frames of faces and translations one by one."""
     allowed, decoding = Frames(0), demo.decoding
-    for one, name in ((decoding.upscaler, "decode_stream"), (decoding.translator, "stream")):
-        monkeypatch.setattr(one, name, allowed.of(getattr(one, name)))
+    for one in (decoding.upscaler, decoding.translator):
+        monkeypatch.setattr(one, "decode_stream", allowed.of(one.decode_stream))
     monkeypatch.setattr(decoding, "frame_seconds", 0.0)
     yield allowed
     allowed.release(ALL)

@@ -55,16 +55,16 @@ def value(page, root="#results"):
     return page.locator(f"{root} .sr-scrubber").evaluate("element => element.valueAsNumber")
 
 
-def record(pipeline, name, monkeypatch):
+def record(pipeline, monkeypatch):
     """Return the list of the frames that a pipeline is going to yield."""
-    frames, stream = [], getattr(pipeline, name)
+    frames, stream = [], pipeline.decode_stream
 
     def recording(*arguments, **settings):
         for frame in stream(*arguments, **settings):
             frames.append(frame)
             yield frame
 
-    monkeypatch.setattr(pipeline, name, recording)
+    monkeypatch.setattr(pipeline, "decode_stream", recording)
     return frames
 
 
@@ -137,7 +137,7 @@ def play(page):
 
 def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, monkeypatch):
     page, translator = visit(reduced_motion="reduce"), demo.decoding.translator
-    frames = record(translator, "stream", monkeypatch)
+    frames = record(translator, monkeypatch)
     open_tab(page, "Translate")
     page.fill("#text textarea", "the small red dog sees a man")
     page.click("#run-text")
@@ -162,7 +162,7 @@ def test_every_step_of_a_sentence_shows_its_text_and_its_proposals(visit, demo, 
 
 
 def test_a_face_is_stepped_through_and_played_and_so_is_every_sample(visit, demo, monkeypatch):
-    recorded = record(demo.decoding.upscaler, "decode_stream", monkeypatch)
+    recorded = record(demo.decoding.upscaler, monkeypatch)
     page = visit()
     decode(page)
     page.locator("#results summary", has_text="Step through it").click()

@@ -409,7 +409,7 @@ def calls(up, tr, one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", WRONG, ids=repr)
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
 def test_wrong_arguments_raise_an_error_of_superres(value, upscaler, translator, tmp_path,
                                                     monkeypatch):
     monkeypatch.chdir(tmp_path)
