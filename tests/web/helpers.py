@@ -5,11 +5,8 @@ import functools
 import io
 import json
 import os
-import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -126,19 +123,6 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
             decoding.close()
             server.should_exit = True
             thread.join()
-
-
-def start(*words, **environment):
-    """Start app.py as a process of its own, on a free port; `stderr` has its log, `stdout` where it
-    is."""
-    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
-
-
-def opened(process):
-    """Return the address that app.py prints when it is ready."""
-    return re.search(r"open (\S+)/ ", process.stdout.readline())[1]
 
 
 def events(url, session):

@@ -3,9 +3,12 @@ starts and stops."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 
 import httpx
 import psutil
@@ -20,7 +23,7 @@ from superres.survey.server import study_app
 from superres.survey.store import Store
 from tests.pictures.helpers import many_scans
 from tests.survey.helpers import SIGHT, add_study
-from tests.web.helpers import FACES, FILE, HTTP, running, start, wait
+from tests.web.helpers import FACES, FILE, HTTP, ROOT, running, wait
 
 
 @pytest.fixture(scope="module")
@@ -137,26 +140,35 @@ def check_lines(process, store):
     return address
 
 
+def read_and_decode(process, address):
+    """Let a process read one picture and decode another, and return the event of the latter."""
+    path = HTTP.post(f"{address}gradio_api/upload",
+                     files={"files": ("private.png", FACES[0].read_bytes())}).json()
+    files = {"files": ("heavy.jpg", many_scans(3400, 100_000))}
+    heavy = HTTP.post(f"{address}gradio_api/upload", files=files).json()
+    body = {"image": {"path": heavy[0], "meta": FILE}}
+    assert HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).status_code == 200
+    wait(lambda: any(one.cpu_times().user > 2
+                     for one in psutil.Process(process.pid).children()))
+    body = {"image": {"path": path[0], "meta": FILE}, "block_size": 1, "temperature": 0.9,
+            "samples": 16}
+    return HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).json()["event_id"]
+
+
 def test_the_program_says_where_its_pages_are_and_stops_while_it_reads_and_decodes(tmp_path):
     store, temporary = Store(tmp_path / "my votes.db", create=True), tmp_path / "temporary"
     add_study(store)
     temporary.mkdir()
-    process = start("--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study",  # noqa: S104
-                    "--store", store.location, "--translation-checkpoint",
-                    str(write_checkpoint(tmp_path / "toy")), TMPDIR=str(temporary))
+    command = [sys.executable, str(ROOT / "app.py"), "--port", "0", "--device", "cpu",
+               "--host", "0.0.0.0", "--root-path", "/demo", "--survey", "study",  # noqa: S104
+               "--store", store.location, "--translation-checkpoint",
+               str(write_checkpoint(tmp_path / "toy"))]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)})
     try:
         address = check_lines(process, store)
-        path = HTTP.post(f"{address}gradio_api/upload",
-                         files={"files": ("private.png", FACES[0].read_bytes())}).json()
-        files = {"files": ("heavy.jpg", many_scans(3400, 100_000))}
-        heavy = HTTP.post(f"{address}gradio_api/upload", files=files).json()
-        body = {"image": {"path": heavy[0], "meta": FILE}}
-        assert HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).status_code == 200
-        wait(lambda: any(one.cpu_times().user > 2
-                         for one in psutil.Process(process.pid).children()))
-        body = {"image": {"path": path[0], "meta": FILE}, "block_size": 1, "temperature": 0.9,
-                "samples": 16}
-        event = HTTP.post(f"{address}gradio_api/call/v2/upscale", json=body).json()["event_id"]
+        event = read_and_decode(process, address)
         with HTTP.stream("GET", f"{address}gradio_api/call/upscale/{event}") as answers:
             received = answers.iter_lines()
             assert next(received) == "event: generating"
