@@ -329,6 +329,7 @@ def make_results_stale_by_the_input_and_by_a_setting(page, demo):
         assert "opacity" in page.evaluate(style)
     decode(page)
     assert stale.count() == 0
+    see_as_drawn(page)
     np.testing.assert_array_equal(shown(page), face_for(demo, read_image(FACES[4])))
     assert page.locator("superres-viewer input[type=range]").count() == 1
     assert page.locator("superres-stepper .sr-scrubber").count() == 1
