@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
 from superres.decoding.trace import RowTrace
@@ -47,24 +48,24 @@ class Decoded:
 
 def iterations(
     model: ScoringModel, source: Tensor, options: DecodeConfig, *, padding: Tensor | None = None,
-    keys: Iterable[int] | Tensor | None = None, adaptive: Any = None, **more: Any,  # noqa: ANN401 -- as the decoder's
+    keys: Iterable[int] | Tensor | None = None, adaptive: Any = None, **more: Any,  # noqa: ANN401 -- as the algorithm's
 ) -> Iterator[BlockwiseLoop]:
     """Decode sources [B, S] as one batch, and yield the loop between its iterations, last when it
     is complete.
 
     `padding` is bool [B, S], `keys` are those of the sampling noise, and `adaptive` chooses the
-    block size; further arguments are those of `RefilledDecoder`.
+    block size; further arguments are those of `Algorithm`.
     """
     def sources(items: Sequence[Numbered]) -> tuple[Tensor, Tensor | None]:
         rows = [item.row for item in items]
         return source[rows], None if padding is None else padding[rows]
 
     items = map(Numbered, range(len(source)), noise_keys(keys, len(source), source.device).tolist())
-    decoder = RefilledDecoder(model, feed_of(items), sources, options, len(source), batch=True,
-                              adaptive=lambda *_: adaptive, **more)
-    for _ in decoder.run():
-        if decoder.loop is not None:
-            yield decoder.loop
+    algorithm = Algorithm(model, options, adaptive=lambda *_: adaptive, **more)
+    stream = Stream(algorithm, feed_of(items), sources, len(source), batch=True)
+    for _ in stream.run():
+        if stream.loop is not None:
+            yield stream.loop
 
 
 def result_of(loop: BlockwiseLoop) -> Decoded:

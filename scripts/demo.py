@@ -20,7 +20,7 @@ from superres import DecodeConfig, SuperresError, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
-from superres.pipeline.pipeline import fastest_exact
+from superres.pipeline.choose import fastest_exact
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
@@ -122,8 +122,8 @@ def decode(variants: dict[str, Variant], sources: Pixels, rounds: int) -> None:
         seconds = dict.fromkeys(variants, 0.0)
         for source in sources:
             for name, variant in variants.items():
-                result = variant.upscaler(source[None], variant.options,
-                                          keys=[image_key(source, 1)])
+                result = variant.upscaler.decode(source[None], variant.options,
+                                                 keys=[image_key(source, 1)])
                 seconds[name] += result.seconds
                 if number == 0:
                     variant.results.append(result)

@@ -55,7 +55,7 @@ def decode(upscaler: Upscaler, source: Pixels) -> list[Decode]:
     ways = {"one token per step": upscaler.options().sequential(),
             f"exact blocks, up to {BLOCK}": upscaler.options(block_size=BLOCK, adaptive=False),
             "blocks within epsilon 2": upscaler.options(accept="distance", epsilon=2)}
-    found = [Decode(name, upscaler(source[None], options, keys=[image_key(source, 1)]))
+    found = [Decode(name, upscaler.decode(source[None], options, keys=[image_key(source, 1)]))
              for name, options in ways.items()]
     first = found[0].result.images.astype(float)
     for other in found[1:]:

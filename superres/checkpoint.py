@@ -12,8 +12,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -156,9 +157,75 @@ def read_training(folder: str | Path) -> list[dict[str, Any]]:
                      parse=parse_lines) if path.exists() else []
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class OpenCheckpoint(os.PathLike[str]):
+    """A checkpoint's folder whose config.json is read: functions that take a folder do not read it
+    again.
+
+    Attributes:
+        folder: the folder, which is also its path.
+        config: the content of config.json.
+        stages: the checkpoints of a cascade, the first stage first; none for a single network.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    stages: tuple[OpenCheckpoint, ...] = ()
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+Place: TypeAlias = "str | Path | OpenCheckpoint"
+"""A checkpoint's folder."""
+
+
+def open_checkpoint(name_or_folder: Place) -> OpenCheckpoint:
+    """Return the checkpoint of a bundled name, folder or hub id; what is open stays as it is.
+
+    Raises CheckpointError as `find_checkpoint` and `read_stages` do.
+    """
+    if isinstance(name_or_folder, OpenCheckpoint):
+        return name_or_folder
+    return _opened(find_checkpoint(name_or_folder))
+
+
+def _opened(folder: Place) -> OpenCheckpoint:
+    """Return the checkpoint in a folder; errors as for `read_stages`."""
+    if isinstance(folder, OpenCheckpoint):
+        return folder
+    document = read_config(folder)
+    if "stages" not in document:
+        return OpenCheckpoint(Path(folder), document)
+    found = [OpenCheckpoint(stage, read_config(stage))
+             for stage in _stage_folders(Path(folder), document["stages"])]
+    if any("stages" in stage.config for stage in found):
+        raise CheckpointError(f"{Path(folder) / CONFIG} names another cascade as a stage; name its "
+                              "stages")
+    return OpenCheckpoint(Path(folder), document, tuple(found))
+
+
+def _stage_folders(folder: Path, stages: object) -> list[Path]:
+    """Return the folders that `stages` in a cascade's config.json names."""
+    path = folder / CONFIG
+    try:
+        names = [file_name(name, "the name of a stage")
+                 for name in reader_of(list[str])("stages", stages)]
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not 2 <= len(names) <= MOST_STAGES:
+        raise CheckpointError(f"{path} has {len(names)} stages; name 2 to {MOST_STAGES} "
+                              "checkpoints, each of which enlarges the pictures of the one before")
+    own = folder.resolve()
+    return [next((path for path in (own / name, own.parent / name) if (path / CONFIG).is_file()),
+                 None) or find_checkpoint(name) for name in names]
+
+
+def read_config(folder: Place) -> dict[str, Any]:
     """Return the content of config.json; raise CheckpointError if it is missing, damaged, or of
     another format."""
+    if isinstance(folder, OpenCheckpoint):
+        return folder.config
     path = Path(folder) / CONFIG
     if not os.path.lexists(path):
         raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a "
@@ -191,7 +258,7 @@ def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
                           "checkpoint, or give --no-save") from error
 
 
-def read_stages(folder: str | Path) -> list[Path]:
+def read_stages(folder: Place) -> list[Path]:
     """Return the folders of the checkpoints of a cascade, the first stage first; none for a single
     network.
 
@@ -201,42 +268,24 @@ def read_stages(folder: str | Path) -> list[Path]:
     Raises:
         CheckpointError: config.json is missing or damaged, or a stage is missing.
     """
-    document = read_config(folder)
-    if "stages" not in document:
-        return []
-    stages, path = document["stages"], Path(folder) / CONFIG
-    try:
-        names = [file_name(name, "the name of a stage") for name in reader_of(list[str])("stages",
-                                                                                         stages)]
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not 2 <= len(names) <= MOST_STAGES:
-        raise CheckpointError(f"{path} has {len(names)} stages; name 2 to {MOST_STAGES} "
-                              "checkpoints, each of which enlarges the pictures of the one before")
-    own = Path(folder).resolve()
-    found = [next((path for path in (own / name, own.parent / name) if (path / CONFIG).is_file()),
-                  None)
-             or find_checkpoint(name) for name in names]
-    if any("stages" in read_config(stage) for stage in found):
-        raise CheckpointError(f"{path} names another cascade as a stage; name its stages")
-    return found
+    return [stage.folder for stage in _opened(folder).stages]
 
 
-def read_network(folder: str | Path) -> ModelConfig:
+def read_network(folder: Place) -> ModelConfig:
     """Return the settings of a checkpoint's network; errors as for `read_config`, or for settings
     out of range.
 
     Of a cascade, it is the network of the last stage.
     """
-    folder = (read_stages(folder) or [Path(folder)])[-1]
-    document = read_config(folder)
+    opened = _opened(folder)
+    last = opened.stages[-1] if opened.stages else opened
     try:
-        return ModelConfig.from_dict(document["model"])
+        return ModelConfig.from_dict(last.config["model"])
     except SuperresError as error:
-        raise CheckpointError(f"{Path(folder) / CONFIG}: {error}") from error
+        raise CheckpointError(f"{last.folder / CONFIG}: {error}") from error
 
 
-def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
+def read_decode_default(folder: Place, kind: str) -> DecodeConfig | None:
     """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or
     None.
 
@@ -245,8 +294,7 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
     that folder. Raises CheckpointError if the entry in config.json is damaged, or names a file
     outside or missing from the folder.
     """
-    folder = Path(folder)
-    defaults = read_config(folder).get(DECODE, {})
+    defaults, folder = read_config(folder).get(DECODE, {}), Path(folder)
     try:
         if (values := defaults.get(kind)) is None:
             return None
@@ -260,19 +308,19 @@ def read_decode_default(folder: str | Path, kind: str) -> DecodeConfig | None:
                               ) from error
 
 
-def read_confidence(folder: str | Path) -> Confidence | None:
+def read_confidence(folder: Place) -> Confidence | None:
     """Return the coefficients in a checkpoint's config.json; None without them, a CheckpointError
     if damaged."""
     return _read_entry(folder, CONFIDENCE, Confidence, "tune")
 
 
-def read_reliability(folder: str | Path) -> Reliability | None:
+def read_reliability(folder: Place) -> Reliability | None:
     """Return the calibration in a checkpoint's config.json; None without it, a CheckpointError if
     damaged."""
     return _read_entry(folder, RELIABILITY, Reliability, "calibrate")
 
 
-def _read_entry(folder: str | Path, name: str, kind: type[ConfigT], command: str) -> ConfigT | None:
+def _read_entry(folder: Place, name: str, kind: type[ConfigT], command: str) -> ConfigT | None:
     """Return the optional settings `name` in config.json, which a command of superres saves."""
     values = read_config(folder).get(name)
     try:
@@ -299,7 +347,7 @@ def _inside(folder: Path, name: str | None) -> str | None:
     return str(path)
 
 
-def load_checkpoint(folder: str | Path) -> EncoderDecoder:
+def load_checkpoint(folder: Place) -> EncoderDecoder:
     """Load the network of a checkpoint folder with float32 weights.
 
     The names and shapes of all tensors must match exactly; they are compared before the weights are
@@ -394,7 +442,7 @@ def _compare(
                                   "this config.json")
 
 
-def weights_digest(folder: str | Path) -> str:
+def weights_digest(folder: Place) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
     path = Path(folder) / WEIGHTS
     require_regular(path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 
@@ -99,6 +100,69 @@ class Session(Protocol):
         order per class."""
 
 
+class Tree:
+    """A tree of the columns of a step, so that one step can verify several continuations (tree
+    attention).
+
+    The position of a column is the root's position plus the column's depth. A column attends to the
+    committed tokens, to its ancestors and to itself, and to no other column of the step. This
+    visibility mask is the same for all rows.
+
+    Attributes:
+        size: M, the number of columns.
+        root: the column at the position that a step is given. Columns 0 to `root` form a chain, the
+            trunk.
+        scored: number of columns that are scored, the first ones; further columns only provide keys
+            and values.
+        ancestors: int64 [M, L]: the column itself, its parent and so on up to column 0, then -1. L
+            is the longest path.
+        depth: number of positions from the root to each column, int64 [M]; negative before the
+            root.
+    """
+
+    def __init__(self, parents: Sequence[int], root: int = 0, scored: int | None = None) -> None:
+        """Build a tree from the parent of each column, in any order; the parent is -1 for column 0
+        only.
+
+        All columns are scored if `scored` is None. Raises ValueError if the parents do not form a
+        tree, or columns 0 to `root` do not form a chain.
+        """
+        paths = []
+        for column in range(len(parents)):
+            path = [column]
+            while parents[path[-1]] >= 0 and len(path) <= len(parents):  # a cycle is an error
+                path.append(parents[path[-1]])
+            paths.append(path)
+        trunk = [*range(root, -1, -1)]
+        if not paths or any(path[-1] != 0 for path in paths) or paths[root] != trunk:
+            raise ValueError(f"no tree from column 0 with a trunk up to column {root}: "
+                             f"{list(parents)}")
+        longest = max(map(len, paths))
+        self.size, self.root = len(paths), root
+        self.scored = self.size if scored is None else scored
+        self.ancestors = torch.tensor([path + [-1] * (longest - len(path)) for path in paths])
+        self.depth = torch.tensor([len(path) - 1 - root for path in paths])
+
+
+class TreeSession(Session, Protocol):
+    """A session whose steps read the columns of a tree; `width` is the fixed number of columns.
+
+    `step` takes the position of the tree's root, and returns the scores of the first `tree.scored`
+    columns. The next step discards all columns that `commit` has not kept.
+    """
+
+    tree: Tree
+
+    def commit(self, columns: Tensor) -> None:
+        """Commit a path of the latest step to the cache, as if its tokens had been read one after
+        another.
+
+        `columns` holds the path of each row from column 0 on, int64 [B, P], P at most `kept` of
+        `ScoringModel.tree_session`. The last columns may be rejected ones: moving `position` back
+        undoes them.
+        """
+
+
 class Decoder(Protocol):
     """Decodes the rows of a batch. A new one starts a sequence in every row."""
 
@@ -118,7 +182,7 @@ class Decoder(Protocol):
         sampling noise.
         """
 
-    def keep(self, rows: Tensor, session: Session) -> None:
+    def shrink(self, rows: Tensor, session: Session) -> None:
         """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for
         the same width."""
 
@@ -157,10 +221,10 @@ class ScoringModel(Protocol):
         """Make an empty session of step width `width`, of `copies` consecutive rows per source,
         encoded or not."""
 
-    def tree_session(self, source: Sources, tree: Any, kept: int,  # noqa: ANN401
-                     padding: Tensor | None = None) -> Any:  # noqa: ANN401
-        """Make an empty session of `superres.tree`; its steps read `tree` and commit at most `kept`
-        of its columns."""
+    def tree_session(self, source: Sources, tree: Tree, kept: int,
+                     padding: Tensor | None = None) -> TreeSession:
+        """Make an empty session whose steps read `tree` and commit at most `kept` of its
+        columns."""
 
     def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- a `superres.decoding.blockwise.PlainDecoder`
         """Return a faster decoder that takes over the rows of `plain`, or None if it does not

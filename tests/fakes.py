@@ -90,7 +90,7 @@ class Waiting:
 
 
 def stacked(items):
-    """Return the sources of sequences, without padding, as `RefilledDecoder` asks for them."""
+    """Return the sources of sequences, without padding, as `Stream` asks for them."""
     return torch.stack([item.source for item in items]), None
 
 
@@ -189,6 +189,9 @@ class FakeUpscaler:
         accepted = [size] * whole + [rest] * (rest > 0)
         return FakeUpscaled(images, [FakeTrace(accepted) for _ in sources],
                             self.seconds_per_call / size)
+
+    def decode(self, sources, options=GREEDY, *, keys=None):
+        return self(sources, options, keys=keys)
 
     def bits_per_dim(self, sources, targets):
         """Grow with the distance of the enlarged source from the target."""

@@ -49,6 +49,7 @@ from measurements import (
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.block_size import DEFAULT_BLOCK_SIZE
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
@@ -208,11 +209,10 @@ def loop_of(
     A criterion of the caller's keeps the loop on such iterations.
     """
     (source, padding), k = batch, options.block_size or 1
-    model = with_proposer_state(model, proposer)
     criterion = CRITERIA[options.accept](options) if is_single else None
+    algorithm = Algorithm(model, options, proposer, criterion)
     keys = torch.arange(len(source), device=source.device)
-    return BlockwiseLoop(model, model.session(source, k, padding), options, keys, k, proposer,
-                         criterion)
+    return BlockwiseLoop(algorithm, algorithm.model.session(source, k, padding), keys, k)
 
 
 @torch.inference_mode()
@@ -245,7 +245,7 @@ def verification(loop: BlockwiseLoop, clock: Callable[[], float] = time.perf_cou
     no such part.
     """
     plain, state, size = loop.plain, loop.plain.state, loop.plain.state.block_size
-    sampler = None if loop.is_native else plain.sampler
+    sampler = None if loop.runs_whole else plain.sampler
     # q is written with proposals only, and counts for nothing without its total.
     changed = [state.position, state.limit, state.proposals,
                getattr(loop.decoder, "q_total", torch.empty(0))]

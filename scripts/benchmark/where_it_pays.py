@@ -58,8 +58,7 @@ from superres.decoding.cost import measured_costs
 from superres.decoding.trace import survival_curve
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.auto import face_task
-from superres.pipeline.engines import step_model
-from superres.pipeline.pipeline import pick_device
+from superres.pipeline.choose import pick_device, step_model
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import Timer, require_idle
 from superres.system.output import markdown_table

@@ -57,7 +57,8 @@ def measure(upscaler: Upscaler, pairs: FacePairs, options: DecodeConfig, batch_s
     keys = [image_key(source, 1) for source in pairs.lr]
     batches = [slice(first, first + batch_size) for first in range(0, len(pairs), batch_size)]
     started = time.process_time()
-    results = [upscaler(pairs.lr[batch], options, keys=keys[batch]) for batch in batches]
+    results = [upscaler.decode(pairs.lr[batch], options, keys=keys[batch])
+               for batch in batches]
     seconds = time.process_time() - started
     images, traces = (np.concatenate([one.images for one in results]),
                       [row for one in results for row in one.traces])

@@ -30,7 +30,7 @@ from superres.errors import ConfigError
 from superres.evaluation.benchmark import run_benchmark
 from superres.evaluation.workload import image_workload
 from superres.pipeline.auto import face_task
-from superres.pipeline.pipeline import pick_device
+from superres.pipeline.choose import pick_device
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import read_faces
@@ -97,8 +97,8 @@ def exact(run: Run) -> None:
 
         def tokens(options: DecodeConfig, width: int | None = None,
                    upscaler: Upscaler = upscaler) -> np.ndarray:
-            return upscaler(lr, options, keys=range(len(lr)), width=width).images.reshape(len(lr),
-                                                                                          -1)
+            return upscaler.decode(lr, options, keys=range(len(lr)),
+                                   width=width).images.reshape(len(lr), -1)
 
         wide, own, blocks = (tokens(DecodeConfig(1), heads), tokens(DecodeConfig(1)),
                              tokens(DecodeConfig(heads)))

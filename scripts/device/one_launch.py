@@ -31,6 +31,7 @@ from torch import Tensor
 
 from superres.checkpoint import load_checkpoint
 from superres.config import DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.gpu import weights
@@ -112,7 +113,7 @@ class Bench:
             bounds = self.limits.bounds(self.sources(len(self.lr))[rows])
             model, source = LimitedModel(model, self.limits), (source, bounds)
         size = min(options.block_size or 1, self.model.config.prediction_heads)
-        loop = BlockwiseLoop(model, model.session(source, size), options, rows, size)
+        loop = BlockwiseLoop(Algorithm(model, options), model.session(source, size), rows, size)
         loop.plain.state.limit.clamp_(max=self.limit)
         return loop
 

@@ -29,7 +29,7 @@ from mosaics import unpack
 from superres import SuperresError
 from superres.checkpoint import find_checkpoint
 from superres.config import require
-from superres.pipeline.pipeline import pick_device
+from superres.pipeline.choose import pick_device
 from superres.system import signals
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.face_data import write_npz

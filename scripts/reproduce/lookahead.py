@@ -44,6 +44,7 @@ from measurements import (
     values,
 )
 from superres.config import DecodeConfig, require
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.lookahead.iteration import Layout, LookaheadDecoder
@@ -253,8 +254,9 @@ def fitted(rows: Sequence[Values]) -> dict[str, float]:
 def decode_from(pipeline: Pipeline, source: Tensor, options: DecodeConfig, seed: int) -> Decoded:
     """Decode with a window that starts with random tokens."""
     model, size = pipeline.scoring, options.block_size or 1
-    session = LookaheadDecoder.open_session(model, source, options, size)
-    loop = BlockwiseLoop(model, session, options, noise_keys(None, 1, source.device), size)
+    algorithm = Algorithm(model, options)
+    session = LookaheadDecoder.open_session(algorithm, source, size)
+    loop = BlockwiseLoop(algorithm, session, noise_keys(None, 1, source.device), size)
     decoding, pending = loop.plain, loop.plain.state.pending
     if not isinstance(decoding, LookaheadDecoder):
         raise TypeError("only lookahead has a window")

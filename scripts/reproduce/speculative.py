@@ -49,12 +49,13 @@ from proposers import Batch, Variant, alternate, batch_of, proposal_weights
 from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import READ, DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer
-from superres.decoding.proposers.proposer import Proposer, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import mean_accepted_block_size
 from superres.evaluation.benchmark import run_record
 from superres.evaluation.workload import Workload, step_weights
@@ -155,13 +156,13 @@ def acceptance(pipeline: Pipeline, draft: Draft, batch: Batch,
         passed = np.array([trace.tokens - trace.iterations for trace in traces], float)
         return passed, passed + [sum(count == 1 for count in trace.accepted[:-1])
                                  for trace in traces]
-    model = with_proposer_state(pipeline.scoring, draft.proposer)
+    # A criterion of its own keeps the loop on single iterations, which `overlaps` observes.
+    algorithm = Algorithm(pipeline.scoring, options, draft.proposer,
+                          CRITERIA[options.accept](options))
     keys = torch.arange(len(source), device=source.device)
     with torch.inference_mode():
-        session = model.session(source, 2, padding)
-        # A criterion of its own keeps the loop on single iterations, which `overlaps` observes.
-        criterion = CRITERIA[options.accept](options)
-        return overlaps(BlockwiseLoop(model, session, options, keys, 2, draft.proposer, criterion))
+        session = algorithm.model.session(source, 2, padding)
+        return overlaps(BlockwiseLoop(algorithm, session, keys, 2))
 
 
 def alpha_values(pipeline: Pipeline, draft: Draft, batch: Batch,
@@ -242,7 +243,8 @@ def own_steps(
     keys, timer = torch.arange(len(source), device=source.device), Timer(source.device)
 
     def loop_of(model: ScoringModel, width: int) -> BlockwiseLoop:
-        loop = BlockwiseLoop(model, model.session(source, width, padding), options, keys, 1)
+        loop = BlockwiseLoop(Algorithm(model, options), model.session(source, width, padding), keys,
+                             1)
         loop.plain.end_token = None  # further steps would cost nothing
         run_from(loop, position, STEPS)
         return loop

@@ -51,7 +51,7 @@ from measurements import (
 )
 from superres.config import PRESETS, DecodeConfig, ModelConfig, require
 from superres.nn.likelihood import bits_per_dim
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest
 from superres.tasks.face_data import FacePairs, read_faces

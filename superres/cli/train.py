@@ -149,15 +149,14 @@ def decode(
     """
     options, search = opt.decode_config(context), BeamConfig(beam, length_penalty)
 
-    from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
-    from superres.pipeline.pipeline import fastest_exact
+    from superres.pipeline.choose import fastest_exact
     from superres.tasks import translation
     from superres.tasks.face_data import read_faces, require_faces
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     check_folder(output)
-    if checkpoint_task(find_checkpoint(checkpoint)) == translation.name:
+    if checkpoint_task(checkpoint) == translation.name:
         opt.refuse_ineffective(context, "on beam search, by which text is translated; leave it out",
                                "block_size", "temperature")
         opt.check_pairs(checkpoint, data)

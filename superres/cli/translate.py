@@ -68,8 +68,8 @@ def translate(
         for result in text.translate_lines(lines, translator, options, batch_size):
             write(result.texts)
             summary.add(result)
-            for traces in result.traces if trace else []:
-                echo("\n".join([*text.trace_lines(translator, traces), ""]), err=True)
+            for line in result if trace else []:
+                echo("\n".join([*text.trace_lines(translator, line.traces), ""]), err=True)
     for note in summary.notes():
         say(note)
     if output is not None:

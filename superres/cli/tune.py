@@ -113,11 +113,10 @@ def _is_text(checkpoint: str) -> bool:
     if checkpoint == DEFAULT_CHECKPOINT:  # saves torch's import
         return False
 
-    from superres.checkpoint import find_checkpoint
     from superres.pipeline.auto import checkpoint_task
     from superres.tasks import translation
 
-    return checkpoint_task(find_checkpoint(checkpoint)) == translation.name
+    return checkpoint_task(checkpoint) == translation.name
 
 
 def _search(

@@ -36,7 +36,7 @@ CRITERION_PLUGINS, PROPOSER_PLUGINS, ENGINE_PLUGINS = ("superres.criteria", "sup
 """Groups of entry points by which packages add criteria, proposers and engines."""
 ENGINE_NAMES = with_plugins(["auto", "plain", "native", "native-int8", "triton", "triton-bf16"],
                             ENGINE_PLUGINS)
-"""Engines that compute the decoding step, implemented in `superres.pipeline.engines.ENGINES`.
+"""Engines that compute the decoding step, implemented in `superres.pipeline.choose.ENGINES`.
 
 "plain" uses torch on any device, "native" compiled code for CPUs, and "triton" one kernel for GPUs.
 "native-int8" rounds weights, keys, values and inputs of products to bytes, "triton-bf16" weights,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from superres.config.names import file_name
@@ -204,23 +205,23 @@ class ModelConfig(Config):
                 f"{flags} need target positions times those over a source pixel of at most "
                 f"{MOST_TABLE}, not {self.target_length} * {covered}")
 
-    @property
+    @cached_property
     def source_length(self) -> int:
         """S, the number of source positions."""
         return math.prod(self.source_shape)
 
-    @property
+    @cached_property
     def target_length(self) -> int:
         """T, the number of target positions."""
         return math.prod(self.target_shape)
 
-    @property
+    @cached_property
     def ordinal_outputs(self) -> int:
         """Parameters of the ordinal term: log d with the shape "hyperbolic", the shift of mu, and
         log(1 / s)."""
         return (3 if self.ordinal_shape == "hyperbolic" else 2) if self.ordinal_output else 0
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """Outputs of the projection per position: free scores, and the parameters of the ordinal
         term."""
@@ -232,12 +233,12 @@ class ModelConfig(Config):
         return (self.target_shape[0] // self.source_shape[0],
                 self.target_shape[1] // self.source_shape[1])
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """Colour channels of a target position; 1 for text."""
         return self.target_shape[-1] if len(self.target_shape) == 3 else 1
 
-    @property
+    @cached_property
     def key_distance(self) -> int:
         """Positions from a key of decoder self-attention to the next one."""
         return self.channels if self.attention_keys == "pixels" else 1

@@ -13,20 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig, require, require_whole
-from superres.decoding.block_size import check_options
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.loop import BlockwiseLoop, decoding_type
 from superres.decoding.noise import noise_keys
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import Proposer, sources_at, with_proposer_state
+from superres.decoding.proposers.proposer import sources_at
 from superres.decoding.trace import RowTrace
-from superres.interfaces import ScoringModel, Session, Sources
+from superres.interfaces import Session, Sources
 from superres.system.machine import TorchThreads
 
 GROUP = {"cpu": 1, "cuda": 16}
@@ -94,9 +92,10 @@ class Result(Generic[ItemT]):
     item: ItemT  # the item from the feed
     tokens: Tensor  # int64 [T], on the CPU; 0 past the sequence's end
     trace: RowTrace  # its acceptance trace
-    # its share of the decoding time; the time of an iteration is divided among the sequences being
-    # decoded
+    # its share of the decoding time, and that of `earlier`; the time of an iteration is divided
+    # among the sequences being decoded
     seconds: float
+    earlier: Result[Any] | None = None  # what its source was decoded as, in a cascade
 
 
 @dataclass(eq=False)
@@ -108,7 +107,7 @@ class _Row(Generic[ItemT]):
     seconds: float = 0.0
 
 
-class RefilledDecoder(Generic[ItemT]):
+class Stream(Generic[ItemT]):
     """Decodes the sequences of a feed, at most `rows` at a time: the one way to blockwise decoding.
 
     Exact acceptance gives the tokens of greedy decoding (or, at a temperature, of sequential
@@ -120,52 +119,31 @@ class RefilledDecoder(Generic[ItemT]):
     """
 
     def __init__(
-        self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
-        options: DecodeConfig, rows: int, *, proposer: Proposer | None = None,
-        group: int | None = None, width: int | None = None, batch: bool = False,
-        adaptive: Callable[[Tensor, Tensor | None], int | ConfidentBlockSize | None] | None = None,
+        self, algorithm: Algorithm, feed: Feed[ItemT],
+        sources: Callable[[Sequence[ItemT]], Source], rows: int, *, group: int | None = None,
+        batch: bool = False,
     ) -> None:
-        """Prepare; nothing is taken from the feed yet. Raises ConfigError if options do not fit the
-        model.
+        """Prepare; nothing is taken from the feed yet.
 
         Args:
-            model: the model.
+            algorithm: how the sequences are decoded.
             feed: provides the sequences.
             sources: returns the sources of N items; S must be the same for all items of the feed.
-            options: block size, proposer, acceptance, sampling.
             rows: largest number of sequences decoded at the same time.
-            proposer: source of proposals; by `options.proposer` if None.
             group: largest number of sources encoded in one call; None for the constant `GROUP` of
                 the device.
-            width: step width W, at least the block size, which is the default. A larger width runs
-                the same kernels as a larger block.
             batch: the feed has `rows` sequences, which are encoded, and to their end decoded, as
                 one batch.
-            adaptive: returns what chooses the block size for sources and padding, up to that of
-                `options`: a block size for the whole decode, or one that every iteration chooses;
-                    None keeps that of `options`.
         """
-        self.options, self.rows, self.width, self.batch = options, rows, width, batch
+        self.algorithm, self.rows, self.batch = algorithm, rows, batch
         self.group = rows if batch else group
-        # A proposer of the caller's makes any number of proposals.
-        heads = (model.prediction_heads if proposer is None else options.block_size
-                 or model.prediction_heads)
-        self.block_size = check_options(options, heads, model.length)
-        if width is not None:
-            require_whole("width", width)
-            require(width >= self.block_size, f"width {width} is smaller than the block size "
-                    f"{self.block_size}")
-            require(not options.adaptive, "an adaptive block size has no fixed width; leave out "
-                    f"the width {width}")
-        self.proposer = proposer or PROPOSERS[options.proposer]()
-        self.model = with_proposer_state(model, self.proposer)
+        self.model, self.block_size = algorithm.model, algorithm.block_size
         self.model_calls = 0
         self.loop: BlockwiseLoop | None = None
         # Where the steps have threads of their own, torch's would compete with them for the cores.
-        self.torch_threads = TorchThreads(1 if model.own_threads else None)
-        self._feed, self._sources, self._adaptive, self._device = (feed, sources, adaptive,
-                                                                   torch.device("cpu"))
-        self._kind = decoding_type(self.proposer, self.block_size)
+        self.torch_threads = TorchThreads(1 if self.model.own_threads else None)
+        self._feed, self._sources, self._device = feed, sources, torch.device("cpu")
+        self._kind = decoding_type(algorithm, self.block_size)
         self._rows: list[_Row[ItemT] | None] = []
         # Sequences that wait for a row: item, session with its source, the source's row there, and
         # the session's rows.
@@ -202,22 +180,22 @@ class RefilledDecoder(Generic[ItemT]):
             self._fresh += self._next(self.rows - len(self._fresh), wait=True)
         if not self._fresh:
             return
-        adaptive = (None if self._adaptive is None
-                    else self._adaptive(*self._sources(self._fresh[: self.rows])))
-        if isinstance(adaptive, int):
-            self.block_size = adaptive
+        adaptive = self.algorithm.adaptive
+        chosen = None if adaptive is None else adaptive(*self._sources(self._fresh[: self.rows]))
+        if isinstance(chosen, int):
+            self.block_size = chosen
         self._prepare(self._fresh)
         self._fresh = []
-        confident = None if isinstance(adaptive, int) else adaptive
         with self.torch_threads:
             session, keys = self._first_rows()
-            self.loop = loop = BlockwiseLoop(self.model, session, self.options, keys,
-                                             self.block_size, self.proposer,
-                                             resizable=adaptive is not None, confident=confident)
+            self.loop = loop = BlockwiseLoop(
+                self.algorithm, session, keys, self.block_size,
+                chosen if isinstance(chosen, ConfidentBlockSize) else None)
         while True:
             started = time.perf_counter()
             loop.run(self._interval(loop))
-            loop.done()
+            if not loop.complete:
+                loop.done()
             self._seconds += time.perf_counter() - started
             self._share()
             finished = self._harvest(loop)
@@ -236,19 +214,19 @@ class RefilledDecoder(Generic[ItemT]):
         after each of its few iterations.
         """
         is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
-        is_compiled = is_cpu and loop.is_native
+        is_compiled = is_cpu and loop.runs_whole
         is_single = is_compiled and not self.batch and len(self._rows) == 1
         if not len(loop.recorder) and not is_single:
             return 1
         if is_single or (is_compiled and self.batch and not ends):
             columns = len(self._rows) * loop.plain.session.width
             return max(DONE_CHECK_INTERVAL, min(LAUNCH_INTERVAL, COLUMNS // columns))
-        if not is_cpu and self.batch and loop.is_native:
+        if not is_cpu and self.batch and loop.runs_whole:
             return LAUNCH_INTERVAL
         interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
         if not is_cpu or self.batch:
             return interval
-        if loop.is_native and not (self._more or self._waiting):
+        if loop.runs_whole and not (self._more or self._waiting):
             return END_CHECK_INTERVAL if ends else DONE_CHECK_INTERVAL
         return min(interval, max(1, self.model.length // LONG))
 
@@ -285,8 +263,7 @@ class RefilledDecoder(Generic[ItemT]):
         self._waiting.extend((item, session, number, batch) for number, item in enumerate(items))
 
     def _session(self, sources: Sources) -> Session:
-        return self._kind.open_session(self.model, sources, self.options, self.block_size,
-                                       self.width)
+        return self._kind.open_session(self.algorithm, sources, self.block_size)
 
     def _empty(self, rows: Tensor) -> Session:
         """Return a session of as many rows as `rows`, which other sessions' rows are to be copied
@@ -336,9 +313,8 @@ class RefilledDecoder(Generic[ItemT]):
         """Remove the complete sequences from their rows; those of a batch together."""
         if self.batch and not loop.complete:
             return []
-        complete = loop.decoder.complete().tolist()
         done = [number for number, row in enumerate(self._rows) if row is not None
-                and complete[number]]
+                and loop.ended[number]]
         finished = self._results(loop, done)
         for number in done:
             self._rows[number] = None
@@ -373,12 +349,12 @@ class RefilledDecoder(Generic[ItemT]):
                 loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        can_shrink = self.model.end_token is None or (loop.is_native and len(self._rows)
+        can_shrink = self.model.end_token is None or (loop.runs_whole and len(self._rows)
                                                       >= SHRUNK_TEXT)
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             with self.torch_threads:
-                loop.keep(kept, self._empty(kept))
+                loop.shrink(kept, self._empty(kept))
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None),
                                  default=len(loop.recorder)))

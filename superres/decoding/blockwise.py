@@ -13,14 +13,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
-from superres.decoding.acceptance import Criterion, possible
+from superres.decoding.acceptance import possible
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import BlockCosts, ConfidentBlockSize, HeadConfidence
-from superres.decoding.proposers.proposer import Context, Proposer
+from superres.decoding.proposers.proposer import Context
 from superres.decoding.sampling import CoupledSampler, Samplers
 from superres.decoding.state import DecodeState, NanCheck
 from superres.decoding.trace import trace_entry
-from superres.interfaces import ScoringModel, Session, Sources, StepOutput
+from superres.interfaces import Sampler, Session, Sources, StepOutput
 
 
 class PlainDecoder:
@@ -33,27 +33,24 @@ class PlainDecoder:
     """
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor,
-        block_size: int, proposer: Proposer, criterion: Criterion,
+        self, algorithm: Algorithm, session: Session, keys: Tensor, block_size: int,
         confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first
         proposals.
 
         Args:
-            model: the model.
+            algorithm: the model, the options, the proposer and the criterion.
             session: an empty session of the model, by `open_session`.
-            options: minimum block and sampling.
             keys: keys of the sampling noise, int64 [B].
             block_size: k, at most the session's width.
-            proposer: source of proposals 2..k.
-            criterion: acceptance.
             confident: chooses the block size of every iteration; None leaves it to `block_size`.
         """
+        model, options = algorithm.model, algorithm.options
+        self.criterion, self.proposer = algorithm.criterion, algorithm.proposer
+        self.min_block, self.end_token = options.min_block, model.end_token
         self.session, self.confident, self.keys = session, confident, keys.clone()
-        self.criterion, self.proposer = criterion, proposer
-        self.min_block, self.end_token, self.block_size = (options.min_block, model.end_token,
-                                                           block_size)
+        self.block_size = block_size
         # The filler must not be the end token, or a row would end where it starts.
         self.state = DecodeState(
             len(keys), model.length, session.width, block_size, int(model.end_token == 0),
@@ -93,40 +90,68 @@ class PlainDecoder:
         return trace_entry(state.position - accepted, block[:, :size], accepted).unsqueeze(0)
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
-        """Do one iteration, and return the block that it verified [B, W] and the number of accepted
-        tokens [B]."""
-        # [B, W]: the target that each column of the step scores
-        place = state.place + state.next_columns
-        # scores [B, W, V]: the only model call
-        output = self.session.step(state.pending, place[:, 0])
+        """Do one iteration; return the block that it verified [B, W], and how many tokens of it
+        are accepted [B]."""
+        # Verify: the only model call scores what follows each pending proposal.
+        place = state.place + state.next_columns  # [B, W]: the target that each column scores
+        output = self.session.step(state.pending, place[:, 0])  # scores [B, W, V]
         self.nan_check.note(output.scores)
-        # [B, W], [B]: the longest prefix that passes
+        # Accept the longest prefix that passes.
         block, accepted = self.verify(state, output, place)
         accepted = self.stop_at_end_token(state, block, accepted)
+        # Commit it.
         state.commit(block, place, accepted)
-        # from the same call: predictions after the last accepted token
+        # Propose, from the same call, what follows the last accepted token.
         self.propose(state, output, accepted)
         return block, accepted
 
-    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor,
-                                                                                     Tensor]:
-        """Return the pending block [B, W], and the number of its tokens that p1 accepts [B]
-        (sections 3 and 5)."""
+    def verify(self, state: DecodeState, output: StepOutput,
+               place: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pending block [B, W], and how many of its tokens p1 accepts [B]."""
         k, block = state.block_size, state.pending.clone()  # the next proposals overwrite `pending`
-        if k == 1:  # nothing to verify
-            return block, (state.limit - state.position).clamp_(max=1)
+        if k == 1:  # the first token is p1's own choice
+            return block, state.missing().clamp_(max=1)
         # of proposals 2..k: [B, k - 1, V], [B, k - 1]
-        scores, target = output.scores[:, : k - 1], place[:, : k - 1]
-        missing = state.missing()
-        # [B, k - 1]
+        scores, target, missing = output.scores[:, : k - 1], place[:, : k - 1], state.missing()
         passed = self.sampler.accept(self.criterion, block[:, 1:k], scores, target, missing)
-        minimum: int | Tensor = min(self.min_block, k)
-        if minimum > 1:  # tokens of probability 0, outside limits or filters, end the minimum block
-            # [B, l - 1, V]
-            adjusted = self.sampler.adjust(scores[:, : minimum - 1], slice(1, minimum))
-            required = possible(block[:, 1:minimum], adjusted)  # [B, l - 1]
-            minimum = 1 + required.long().cumprod(1).sum(1)  # [B]
-        return block, accepted_length(passed, minimum, missing)
+        return block, accepted_length(passed, self.minimum(block, scores), missing)
+
+    def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
+        """Make the next block: p1's choice after the `accepted` [B] tokens, then proposals."""
+        index = (accepted - 1).clamp_(min=0)  # [B]: the column that scored the next token
+        scores = at_column(output.scores, index) if state.block_size > 1 else output.scores[:, :1]
+        k = state.block_size = self.block_size
+        # for proposing and for verifying
+        before, self._sampler = self.sampler, self.samplers.at(state.targets(k))
+        parts = [self.sampler.first(scores, before, index)]  # [B, 1]
+        if k > 1:  # [B, k - 1]
+            context = Context(self.session, output, index, state.position, parts[0][:, 0],
+                              state.tokens, self.observed(self.sampler))
+            parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))
+        width = max(k, state.pending.shape[1])  # the step may be wider than the block
+        parts.append(parts[0].expand(-1, width - k))
+        torch.cat(parts, dim=1, out=state.proposals[:, :width])
+
+    def minimum(self, block: Tensor, scores: Tensor) -> int | Tensor:
+        """Return the least number of tokens to accept (section 5.3), of all rows or of each [B].
+
+        Tokens of probability 0, outside limits or filters, end the minimum block. `scores` are
+        those of proposals 2..k [B, k - 1, V].
+        """
+        least = min(self.min_block, 1 + scores.shape[1])
+        if least == 1:
+            return least
+        adjusted = self.sampler.adjust(scores[:, : least - 1], slice(1, least))  # [B, l - 1, V]
+        required = possible(block[:, 1:least], adjusted)  # [B, l - 1]
+        return 1 + required.long().cumprod(1).sum(1)
+
+    def observed(self, sampler: CoupledSampler) -> Sampler:
+        """Return what proposes by `sampler`; it observes the heads' confidence if that chooses the
+        block size."""
+        if self.head_confidence is None:
+            return sampler
+        self.head_confidence = HeadConfidence(sampler)
+        return self.head_confidence
 
     def stop_at_end_token(self, state: DecodeState, block: Tensor, accepted: Tensor) -> Tensor:
         """Cut the accepted part of `block` after its first end token, and end the rows that contain
@@ -140,33 +165,6 @@ class PlainDecoder:
         torch.where(ends.any(1), state.position + accepted, state.limit, out=state.limit)
         return accepted
 
-    def propose(self, state: DecodeState, output: StepOutput, accepted: Tensor) -> None:
-        """Make the next proposals: p1's choice after the `accepted` [B] tokens, then those of the
-        proposer."""
-        index = (accepted - 1).clamp_(min=0)  # [B]: the column that scored the next token
-        scores = output.scores[:, :1]  # [B, 1, V]
-        if state.block_size > 1:
-            scores = output.scores.gather(
-                1, index.view(-1, 1, 1).expand(-1, 1, output.scores.shape[-1])
-            )
-        k = state.block_size = self.block_size
-        # for proposing and for verifying
-        before, self._sampler = self.sampler, self.samplers.at(state.targets(k))
-        parts = [self.sampler.first(scores, before, index)]  # [B, 1]
-        if k > 1:
-            first = parts[0][:, 0]
-            if self.head_confidence is not None:
-                self.head_confidence = HeadConfidence(self.sampler)
-            context = Context(
-                self.session, output, index, state.position, first, state.tokens,
-                self.head_confidence or self.sampler)
-            # [B, k - 1]
-            parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))
-        width = max(k, state.pending.shape[1])
-        if k < width:  # the step is wider than the block
-            parts.append(parts[0].expand(-1, width - k))
-        torch.cat(parts, dim=1, out=state.proposals[:, :width])
-
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
@@ -176,12 +174,12 @@ class PlainDecoder:
         if self._sampler is not None:
             self._sampler.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session) -> None:
+    def shrink(self, rows: Tensor, session: Session) -> None:
         session.copy_rows(torch.arange(len(rows), device=rows.device), self.session, rows)
         session.resize(self.session.width)
         self.session, self.keys = session, self.keys[rows]
         self.samplers = self._make_samplers(self.keys)
-        self.state.keep(rows)
+        self.state.shrink(rows)
         self.nan_check.shrink(rows)
         if (costs := self.block_costs) is not None:
             self.block_costs = replace(costs, sizes=costs.sizes[rows], rate=costs.rate[rows])
@@ -204,16 +202,14 @@ class PlainDecoder:
         return None if self.end_token is None else self.session.longest
 
     @classmethod
-    def open_session(
-        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int,
-        width: int | None = None, padding: Tensor | None = None,
-    ) -> Session:
-        """Make an empty session for blocks of `block_size` and steps of `width`, by default as
-        wide.
+    def open_session(cls, algorithm: Algorithm, source: Sources, block_size: int,
+                     padding: Tensor | None = None) -> Session:
+        """Make an empty session for blocks of `block_size`; its steps are as wide, or of the
+        algorithm's width.
 
-        Raises ConfigError if the algorithm does not support a `width`.
+        Raises ConfigError if the decoder does not support a width.
         """
-        return model.session(source, width or block_size, padding)
+        return algorithm.model.session(source, algorithm.width or block_size, padding)
 
 
 class PlainRows:
@@ -231,6 +227,11 @@ class PlainRows:
 
     def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.plain.results(rows)
+
+
+def at_column(scores: Tensor, index: Tensor) -> Tensor:
+    """Return the scores [B, 1, V] at column `index` [B] of scores [B, W, V]."""
+    return scores.gather(1, index.view(-1, 1, 1).expand(-1, 1, scores.shape[-1]))
 
 
 def accepted_length(passed: Tensor, minimum: int | Tensor, missing: Tensor) -> Tensor:

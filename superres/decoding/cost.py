@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import Proposer, with_proposer_state
+from superres.decoding.proposers.proposer import Proposer
 from superres.interfaces import ScoringModel
 
 TIMED = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32)
@@ -40,14 +40,13 @@ def measured_costs(
     iteration includes the proposals of `proposer`; by `options.proposer` if None. `timed` are the
     block sizes to measure besides the largest.
     """
-    proposer = proposer or PROPOSERS[options.proposer]()
-    model = with_proposer_state(model, proposer)
+    algorithm = Algorithm(model, options, proposer)
     sizes = sorted({*(size for size in timed if size < largest), largest})
     least = np.full(len(sizes), np.inf)
     with torch.inference_mode():
         keys = torch.arange(len(source), device=source.device)
-        session = model.session(source, largest, padding)
-        loop = BlockwiseLoop(model, session, options, keys, largest, proposer, resizable=True)
+        session = algorithm.model.session(source, largest, padding)
+        loop = BlockwiseLoop(algorithm, session, keys, largest)
         # a row that ended during the measurement would cost nothing from then on
         loop.plain.end_token = None
         # In rounds over all sizes, so that other work on the machine slows no single size.

@@ -6,15 +6,12 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from superres.config import DecodeConfig
-from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
-from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
-from superres.interfaces import Decoder, ScoringModel, Session
+from superres.interfaces import Decoder, Session
 from superres.system.machine import TorchThreads
 from superres.system.precision import float32_products
 
@@ -23,10 +20,9 @@ FEW_COLUMNS = 16
 among threads."""
 
 
-def decoding_type(proposer: Proposer, block_size: int) -> type[PlainDecoder]:
-    """Return the algorithm for `proposer` (any object with a method `propose`) and blocks of
-    `block_size`."""
-    tree = block_size > 1 and getattr(proposer, "proposes_tree", False)
+def decoding_type(algorithm: Algorithm, block_size: int) -> type[PlainDecoder]:
+    """Return the plain decoder of blocks of `block_size`; it also opens their sessions."""
+    tree = block_size > 1 and getattr(algorithm.proposer, "proposes_tree", False)
     return LookaheadDecoder if tree else PlainDecoder
 
 
@@ -35,36 +31,28 @@ class BlockwiseLoop:
     them.
 
     `decoder` is `plain`, the algorithm on torch, or a decoder that has taken over its rows.
-    `recorder` has the trace of all rows. `complete` says whether all rows were complete at the last
-    call of `done`.
+    `recorder` has the trace of all rows. `ended` says which rows were complete at the last call of
+    `done`, and `complete` whether all were.
     """
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor,
-        block_size: int, proposer: Proposer | None = None, criterion: Criterion | None = None,
-        resizable: bool = False, confident: ConfidentBlockSize | None = None,
+        self, algorithm: Algorithm, session: Session, keys: Tensor, block_size: int | None = None,
+        confident: ConfidentBlockSize | None = None,
     ) -> None:
-        """Prepare; arguments as for `PlainDecoder`.
-
-        If it is `resizable`, `resize` may change the block size, and the session's width follows
-        it. `proposer` and `criterion` are by `options` if None; a criterion of the caller's leaves
-        the iterations to the plain decoder.
-        """
-        proposer = proposer or PROPOSERS[options.proposer]()
-        self.recorder, self.resizable, self.complete = (TraceRecorder(),
-                                                        resizable or confident is not None, False)
-        alone = model.own_threads or len(keys) * block_size <= FEW_COLUMNS
+        """Prepare; arguments as for `PlainDecoder`, and the algorithm's block size by default."""
+        size = block_size or algorithm.block_size
+        self.recorder, self.ended, self.complete = TraceRecorder(), list[bool](), False
+        # Whether the session's width follows the block size, which changes
+        self.resizable = confident is not None
+        alone = algorithm.model.own_threads or len(keys) * size <= FEW_COLUMNS
         self.torch_threads = TorchThreads(1 if alone else None)
-        self.plain = decoding_type(proposer, block_size)(
-            model, session, options, keys, block_size, proposer,
-            criterion or CRITERIA[options.accept](options), confident)
-        self.decoder: Decoder = self.plain
-        if criterion is None:
-            self.decoder = model.decoder(self.plain) or self.plain
+        self.plain = decoding_type(algorithm, size)(algorithm, session, keys, size, confident)
+        faster = None if algorithm.is_plain else algorithm.model.decoder(self.plain)
+        self.decoder: Decoder = faster or self.plain
 
     @property
-    def is_native(self) -> bool:
-        """Whether the model's own decoder runs the iterations; it ends with the last row."""
+    def runs_whole(self) -> bool:
+        """Whether the model's own decoder runs whole iterations; it ends with the last row."""
         return self.decoder is not self.plain
 
     def run(self, count: int) -> None:
@@ -72,7 +60,7 @@ class BlockwiseLoop:
         plain = self.plain
         # A model's own decoder computes no products with torch, and its iterations are short beside
         # this context.
-        with self.torch_threads, nullcontext() if self.is_native else float32_products():
+        with self.torch_threads, nullcontext() if self.runs_whole else float32_products():
             while count > 0:
                 size = plain.state.block_size
                 trace = self.decoder.advance(count)
@@ -84,27 +72,25 @@ class BlockwiseLoop:
                 if self.resizable and plain.session.width != plain.state.block_size:
                     plain.session.resize(plain.state.block_size)
                     plain.state.fit(plain.state.block_size)
-                if count > 0 and self.is_native and self.done():
+                if count > 0 and self.runs_whole and self.done():
                     break
 
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the session's first width, from the end of the
-        next iteration on.
-
-        The loop must be `resizable`.
-        """
-        self.plain.block_size = block_size
+        next iteration on; the session's width follows."""
+        self.resizable, self.plain.block_size = True, block_size
 
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
         self.decoder.replace(rows, fresh, chosen, keys)
         self.complete = False
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        self.decoder.keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        self.decoder.shrink(rows, session)
         self.recorder.shrink(rows)
 
     def done(self) -> bool:
         """Return whether every row is complete (reads from the device); raises ScoresError if
         scores are not finite."""
-        self.complete = bool(self.decoder.complete().all())
+        self.ended = self.decoder.complete().tolist()
+        self.complete = all(self.ended)
         return self.complete

@@ -8,19 +8,16 @@ ways of sampling are in this module.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import DecodeConfig
+from superres.decoding.acceptance import Criterion
 from superres.decoding.noise import Noise, weights
+from superres.decoding.proposers.proposer import Context, Proposer
 from superres.interfaces import Sampler
-
-if TYPE_CHECKING:
-    from superres.decoding.acceptance import Criterion
-    from superres.decoding.proposers.proposer import Context, Proposer
 
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""

@@ -76,7 +76,7 @@ class DecodeState:
         self.proposals.index_fill_(0, rows, self.filler)
         self.starting = True
 
-    def keep(self, rows: Tensor) -> None:
+    def shrink(self, rows: Tensor) -> None:
         """Continue with `rows` [R] only."""
         self.store, self.position, self.limit = (self.store[rows], self.position[rows],
                                                  self.limit[rows])

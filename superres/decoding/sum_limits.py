@@ -21,8 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from superres.decoding.proposers.proposer import RowTensors, StatefulSession, WrappedModel
-from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
-from superres.tree import Tree, TreeSession
+from superres.interfaces import (
+    Sampler,
+    ScoringModel,
+    Session,
+    Sources,
+    StepOutput,
+    Tree,
+    TreeSession,
+)
 
 # Bound of the tokens past the target's end; they are undefined, and have no limits
 UNLIMITED = 2**22
@@ -238,8 +245,8 @@ class LimitedTreeSession(LimitedSession):
         return StepOutput(self.limits.masked(output.scores, self._less(sums, target)),
                           (output, place))
 
-    def keep(self, columns: Tensor) -> None:
-        self.session.keep(columns)
+    def commit(self, columns: Tensor) -> None:
+        self.session.commit(columns)
         place = self.start + torch.arange(columns.shape[1], device=columns.device)
         self.record.scatter_(1, place.clamp(min=0) + 1, self.tokens.gather(1, columns))
 

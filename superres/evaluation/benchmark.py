@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from superres.config import DecodeConfig, require
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.evaluation.beside import beside, beside_markdown, limits, limits_markdown, main_ways
@@ -61,8 +62,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     tokens = torch.full((batch, width), 128, device=device)
     position = torch.full((batch,), work.position, device=device)
     session = scoring.session(work.source(batch), width)
-    loop = BlockwiseLoop(scoring, session, DecodeConfig(), torch.arange(batch, device=device),
-                         width)
+    loop = BlockwiseLoop(Algorithm(scoring, DecodeConfig()), session,
+                         torch.arange(batch, device=device), width)
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}

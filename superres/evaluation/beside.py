@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from superres.config import DecodeConfig, ModelConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
 from superres.errors import ConfigError
@@ -100,7 +101,8 @@ def plain_iteration(work: Workload, way: str, batch: int) -> float:
     model, timer = StepModel(pipeline.model, pipeline.end_token), Timer(pipeline.device)
     size = options.block_size or model.prediction_heads
     keys = torch.arange(batch, device=pipeline.device)
-    loop = BlockwiseLoop(model, model.session(work.source(batch), size), options, keys, size)
+    loop = BlockwiseLoop(Algorithm(model, options), model.session(work.source(batch), size),
+                         keys, size)
     loop.plain.end_token = None  # a row that ended would cost nothing from then on
     run_from(loop, work.position)
     first = timer.once(lambda: run_from(loop, work.position))

@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 from superres.config import Confidence, DecodeConfig
 from superres.config.decode_settings import LARGEST_COEFFICIENT
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
 from superres.decoding.loop import BlockwiseLoop
 from superres.nn.heads import RecurrentHeads
@@ -83,8 +84,8 @@ def verified_proposals(
     if count == 1 or not (ordinal or isinstance(model.heads, RecurrentHeads)):
         return None
     rows = torch.arange(len(source), device=source.device)
-    loop = BlockwiseLoop(engine, engine.session(source, count, padding), DecodeConfig(), rows,
-                         count)
+    loop = BlockwiseLoop(Algorithm(engine, DecodeConfig()), engine.session(source, count, padding),
+                         rows, count)
     parts, offset = [], np.arange(1, count)
     while not loop.done():
         heads = loop.plain.head_confidence

@@ -106,11 +106,11 @@ def decode_interleaved(
     keys = [image_key(source, 1) for source in sources]
     results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}
     for options in variants.values():
-        upscaler(sources[:batch_size], options, keys=keys[:batch_size])
+        upscaler.decode(sources[:batch_size], options, keys=keys[:batch_size])
     for start in track(range(0, len(sources), batch_size), "decoding", "batches"):
         batch = slice(start, start + batch_size)
         for variant, options in variants.items():
-            results[variant].append(upscaler(sources[batch], options, keys=keys[batch]))
+            results[variant].append(upscaler.decode(sources[batch], options, keys=keys[batch]))
     timed = max(len(sources) // batch_size, 1)
     return {variant: DecodedPictures.of(batches, timed) for variant, batches in results.items()}
 

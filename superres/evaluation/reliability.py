@@ -84,7 +84,8 @@ def judged_faces(upscaler: Upscaler, pairs: FacePairs) -> tuple[np.ndarray, np.n
     uncertainty, error = list[np.ndarray](), list[np.ndarray]()
     for first in track(range(0, len(pairs), BATCH), "judging faces", "batches"):
         rows = slice(first, first + BATCH)
-        drawn = upscaler(pairs.lr[rows], keys=[image_key(source, 1) for source in pairs.lr[rows]])
+        keys = [image_key(source, 1) for source in pairs.lr[rows]]
+        drawn = upscaler.decode(pairs.lr[rows], keys=keys)
         uncertainty.append(drawn.uncertainty)
         error.append(pixel_error(drawn.images, pairs.hr[rows]))
     return np.concatenate(uncertainty), np.concatenate(error)

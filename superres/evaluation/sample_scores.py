@@ -97,7 +97,7 @@ def draw_samples(
     keys = [image_key(source, number) for source in sources for number in numbers]
     repeated = sources.repeat(len(numbers), axis=0)
     starts = track(range(0, len(keys), batch_size), "drawing samples", "batches")
-    return [upscaler(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size])
+    return [upscaler.decode(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size])
             for i in starts]
 
 

@@ -352,7 +352,7 @@ def _decode(
 
     starts = track(range(0, len(sources), batch_size), f"decoding {spec.name}", "batches")
     batches = (sources[start:start + batch_size] for start in starts)
-    results = [upscaler(batch, options, keys=[image_key(source, 1) for source in batch])
+    results = [upscaler.decode(batch, options, keys=[image_key(source, 1) for source in batch])
                if spec.samples == 1 else
                upscaler(batch, options, samples=spec.samples, keep=KEEPS[0]) for batch in batches]
     stages = [[trace for result in parts for trace in result.traces]

@@ -141,14 +141,14 @@ def decode_text(
     for first in track(range(0, len(order), batch_size), "translating", "batches"):
         batch = order[first : first + batch_size]
         for name, variant in variants.items():
-            made = translator([sources[place] for place in batch], variant, keys=batch,
-                              batch_size=batch_size)
+            made = translator.decode([sources[place] for place in batch], variant, keys=batch,
+                                     batch_size=batch_size)
             result = results[name]
-            for place, text in zip(batch, made.texts, strict=True):
-                result.texts[place] = text
-            result.traces += [trace for traces in made.traces for trace in traces]
-            result.cut += sum(made.cut)
-            result.tokens += sum(made.tokens)
+            for place, line in zip(batch, made, strict=True):
+                result.texts[place] = line.text
+                result.cut += line.truncated
+                result.tokens += line.tokens
+            result.traces += made.traces
             result.seconds += made.seconds
     return results
 

@@ -119,8 +119,7 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
 
     def decode(variant: Variant, batch: int) -> Run:
         made = translator(chosen(batch), variant, batch_size=batch)
-        return made.seconds, sum(made.tokens), made.model_calls, [trace for traces in made.traces
-                                                                  for trace in traces]
+        return made.seconds, sum(line.tokens for line in made), made.model_calls, made.traces
 
     def source(batch: int) -> Tensor:
         return torch.from_numpy(translation.pad(translator.codec.split(chosen(batch)))).to(

@@ -116,8 +116,8 @@ class TritonDecoder(PlainRows):
             self.tuning = self.alone
             self.constants |= tuned(self.tuning)
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        self.plain.keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        self.plain.shrink(rows, session)
         if self.plain.samplers.speculative:
             self.q, self.q_totals = self.q[rows], self.q_totals[rows]
         self._bind()

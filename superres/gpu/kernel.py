@@ -276,8 +276,9 @@ def propose(
             high -= tl.where(own == last, token, 0)
             last = row_sum(tl.where(head == number, own, 0), ROWS, W)
         if SAMPLED:
-            scores = scores_around(of_row(mu, head, number, ROWS, W), of_row(slope, head, number, ROWS, W),
-                                   of_row(d, head, number, ROWS, W), V, HYPERBOLIC)  # [ROWS, V]
+            scores = scores_around(
+                of_row(mu, head, number, ROWS, W), of_row(slope, head, number, ROWS, W),
+                of_row(d, head, number, ROWS, W), V, HYPERBOLIC)  # [ROWS, V]
             if E > 0:
                 least = of_row(tl.minimum(low, V - 1), head, number, ROWS, W)[:, None]
                 most = of_row(tl.maximum(high, 0), head, number, ROWS, W)[:, None]

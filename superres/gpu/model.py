@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits, unwrapped
@@ -127,7 +128,7 @@ class TritonModel(StepModel):
             name += (f" of temperature {options.temperature}, {options.sampling} sampling, limits "
                      f"{limited} and rows {rows}")
         loop = self._first_tokens(self, source, options, limits)
-        if not loop.is_native:
+        if not loop.runs_whole:
             raise RuntimeError("its kernel does not decode with this network")
         plain = StepModel(self.model, self.end_token)
         found = loop.plain.state.tokens[:, : self.length][:, :TESTED]
@@ -173,7 +174,7 @@ class TritonModel(StepModel):
         """Return the loop of a decode whose TESTED first tokens are decoded."""
         limited = model if limits is None else LimitedModel(model, limits)
         size, keys = options.block_size or 1, torch.arange(len(source), device=source.device)
-        loop = BlockwiseLoop(limited, limited.session(source, size), options, keys, size)
+        loop = BlockwiseLoop(Algorithm(limited, options), limited.session(source, size), keys, size)
         loop.plain.state.limit.fill_(min(TESTED, self.length))
         while not loop.done():
             loop.run(1 + TESTED)

@@ -74,8 +74,8 @@ class NativeDecoder(PlainRows):
         self.q_total = state.position.new_zeros(len(state.position), self.proposals)
         self._bind()
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        self.plain.keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        self.plain.shrink(rows, session)
         self.q, self.q_total = self.q[rows], self.q_total[rows]
         self._bind()
 

@@ -2,7 +2,7 @@
 its threads.
 
 `NativeModel` replaces `superres.nn.torch_model.StepModel` if a C++ compiler is installed and the
-code supports the network. Otherwise `superres.pipeline.engines` logs a warning and uses the plain
+code supports the network. Otherwise `superres.pipeline.choose` logs a warning and uses the plain
 step.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from superres.config import general_costs
 from superres.decoding.blockwise import PlainDecoder
-from superres.interfaces import Decoder, Sources, StepOutput
+from superres.interfaces import Decoder, Sources, StepOutput, Tree, TreeSession
 from superres.native.abi import LANES, MAX_HEAD, PANEL, CTree
 from superres.native.build import NativeUnavailable, chosen, library
 from superres.native.decoder import native_decoder
@@ -30,7 +30,6 @@ from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_model import StepModel
 from superres.nn.tree_attention import require_width
 from superres.system.machine import TorchThreads, usable_cores
-from superres.tree import Tree, TreeSession
 
 LOG = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ AnySession = TypeVar("AnySession", bound=NativeSession)
 
 class NativeTreeSession(NativeSession):
     """A batch being decoded by native steps over a tree with root 0:
-    `superres.tree.TreeSession`."""
+    `superres.interfaces.TreeSession`."""
 
     def __init__(self, packed: PackedWeights, memory: Memory, tree: Tree, threads: int) -> None:
         super().__init__(packed, memory, tree.size, threads)
@@ -65,7 +64,7 @@ class NativeTreeSession(NativeSession):
         self.start = position.clone()
         return super().step(tokens, position)
 
-    def keep(self, columns: Tensor) -> None:
+    def commit(self, columns: Tensor) -> None:
         columns = columns.contiguous()
         library().superres_keep(byref(self.session), address(columns, torch.int64, self.batch,
                                                              columns.shape[1]),

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import CostRecord, general_costs
-from superres.interfaces import Decoder, Sources
+from superres.interfaces import Decoder, Sources, Tree
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
 from superres.system.precision import float32_products
-from superres.tree import Tree
 
 SOURCE_MULTIPLE = 16
 """Sessions pad their sources to a multiple of this many positions, for two reasons.

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.interfaces import StepOutput
+from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
-from superres.tree import Tree
 
 
 class TreeCache(KeyValueCache):
-    """A ring cache with M extra slots for the columns of one step; `keep` copies up to `kept` of
+    """A ring cache with M extra slots for the columns of one step; `commit` copies up to `kept` of
     them into the ring."""
 
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int,
@@ -68,7 +67,7 @@ class TreeCache(KeyValueCache):
         return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape,
                                                         self.size)
 
-    def keep(self, columns: Tensor, position: Tensor) -> None:
+    def commit(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""
         shape = *self.store.shape[:4], columns.shape[1], self.size
         slots = self.slots + columns, self.written(position)
@@ -83,10 +82,9 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: `superres.tree.TreeSession`. For one decode at a
-    time.
+    """A batch being decoded by steps over a tree: a `superres.interfaces.TreeSession`.
 
-    `keep` takes at most `kept` columns.
+    For one decode at a time. `commit` takes at most `kept` columns.
     """
 
     cache: TreeCache
@@ -106,9 +104,9 @@ class TreeSession(StepSession):
         self.start = position - self.tree.root
         return super().step(tokens, position)
 
-    def keep(self, columns: Tensor) -> None:
+    def commit(self, columns: Tensor) -> None:
         place = self.start.unsqueeze(1) + torch.arange(columns.shape[1], device=columns.device)
-        self.cache.keep(columns, place)
+        self.cache.commit(columns, place)
         if self.neighbourhood is not None:
             self.read.scatter_(1, self._inside(place), self.step_deviation.gather(1, columns))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from superres.checkpoint import find_checkpoint, read_config, read_network, read_stages
+from superres.checkpoint import OpenCheckpoint, open_checkpoint, read_network
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError, ConfigError
 from superres.pipeline.translator import Translator
@@ -17,32 +17,33 @@ PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscal
 """Pipelines by task."""
 
 
-def checkpoint_task(folder: Path) -> str:
-    """Return the task of the checkpoint in `folder`; raise CheckpointError if it is damaged or its
+def checkpoint_task(name_or_dir: str | Path | OpenCheckpoint) -> str:
+    """Return the task of a checkpoint; raise CheckpointError if it is missing or damaged, or its
     task is unknown."""
-    if read_stages(folder):
+    checkpoint = open_checkpoint(name_or_dir)
+    if checkpoint.stages:
         return FaceTask.name
-    task = read_config(folder)["model"].get("task", FaceTask.name)
+    task = checkpoint.config["model"].get("task", FaceTask.name)
     if task not in PIPELINES:
-        raise CheckpointError(f"{folder} is for the task {task!r}, which this release does not "
-                              f"support ({', '.join(PIPELINES)}); update superres")
+        raise CheckpointError(f"{checkpoint.folder} is for the task {task!r}, which this release "
+                              f"does not support ({', '.join(PIPELINES)}); update superres")
     return str(task)
 
 
 def face_task(name_or_dir: str | Path) -> FaceTask:
     """Return the sizes of a checkpoint for faces without reading its weights, or raise
     CheckpointError."""
-    folder = find_checkpoint(name_or_dir)
-    task = checkpoint_task(folder)
+    checkpoint = open_checkpoint(name_or_dir)
+    task = checkpoint_task(checkpoint)
     if task != FaceTask.name:
         raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not "
                               f"{FaceTask.name}")
     try:
-        stages = [FaceTask.of(read_network(stage)) for stage in read_stages(folder) or [folder]]
+        stages = [FaceTask.of(read_network(stage)) for stage in checkpoint.stages or [checkpoint]]
         return FaceTask(stages[0].source, stages[-1].target,
                         tuple(stage.source for stage in stages[1:]))
     except ConfigError as error:
-        raise CheckpointError(f"checkpoint {folder}: {error}") from error
+        raise CheckpointError(f"checkpoint {checkpoint.folder}: {error}") from error
 
 
 @overload
@@ -71,5 +72,5 @@ def load(
         CheckpointError: the checkpoint is missing or damaged, or its task is unknown.
         ConfigError: the device is not available, or does not support the engine.
     """
-    folder = find_checkpoint(name_or_dir)
-    return PIPELINES[checkpoint_task(folder)].load(folder, device, engine)
+    checkpoint = open_checkpoint(name_or_dir)
+    return PIPELINES[checkpoint_task(checkpoint)].load(checkpoint, device, engine)

@@ -23,11 +23,10 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.block_size import paying_size
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import usual
-from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.native import abi
 from superres.native.build import wasm_file
@@ -38,7 +37,7 @@ from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
 from superres.nn.image_priors import AlignedConditioning
 from superres.nn.torch_model import SOURCE_MULTIPLE
-from superres.pipeline.recorded_costs import record_for
+from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
 
@@ -182,11 +181,9 @@ def started(stage: Upscaler) -> NativeDecoder:
     options = DecodeConfig(block_size=heads, consistent=True, temperature=1.0,
                            nucleus=stage.default.nucleus)
     source = torch.zeros(1, stage.model_config.source_length, dtype=torch.int64)
-    plain = PlainDecoder(
-        stage.scoring, stage.scoring_for(options).session(source, heads), options,
-        torch.zeros(1, dtype=torch.int64), heads, PROPOSERS[options.proposer](),
-        CRITERIA[options.accept](options))
-    return NativeDecoder(plain)
+    session = stage.scoring_for(options).session(source, heads)
+    return NativeDecoder(PlainDecoder(Algorithm(stage.scoring, options), session,
+                                      torch.zeros(1, dtype=torch.int64), heads))
 
 
 def encoded_of(decoder: NativeDecoder, lengths: Tensor, states: Tensor) -> abi.CEncoded:

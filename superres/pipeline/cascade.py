@@ -5,21 +5,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from superres.decoding.batching import Feed, RefilledDecoder, Result
+from superres.decoding.batching import Feed, Result, Stream
 from superres.decoding.noise import part_keys
 from superres.decoding.trace import RowTrace
 from superres.tasks.faces import FaceTask
+from superres.tasks.pictures import Pixels
 
 
-class StreamDecoder(Protocol):
-    """Decodes the pictures of a feed: a `superres.decoding.batching.RefilledDecoder`, or one per
-    stage."""
+class PictureStream(Protocol):
+    """Decodes the pictures of a feed: a `superres.decoding.batching.Stream`, or one per stage."""
 
     @property
     def under_way(self) -> list[Any]:
@@ -35,14 +35,6 @@ class StreamDecoder(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class StageResult(Result[Any]):
-    """A complete picture of a cascade, whose `seconds` are those of all stages."""
-
-    # the picture that it enlarges; None if the input itself has its size
-    earlier: Result[Any] | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class FinishedResult(Result[Any]):
     """A picture that was made of others, as they were `drawn`, with the trace of the first and the
     seconds of all."""
@@ -55,19 +47,19 @@ def stage_traces(result: Result[Any]) -> list[RowTrace]:
     stages in their order."""
     if isinstance(result, FinishedResult):
         return [trace for one in result.drawn for trace in stage_traces(one)]
-    earlier = result.earlier if isinstance(result, StageResult) else None
-    return [*([] if earlier is None else stage_traces(earlier)), result.trace]
+    return [*([] if result.earlier is None else stage_traces(result.earlier)), result.trace]
 
 
 @dataclass(frozen=True, eq=False)
-class Enlarging:
-    """A picture for the last stage: its pixels, the key of its noise, the item it belongs to, and
-    the earlier stage."""
+class Drawing:
+    """One picture to draw of an item of a feed, from an input of its own: a
+    `superres.pipeline.upscaler.Face`."""
 
-    source: np.ndarray
-    key: int
     item: Any
-    earlier: Result[Any] | None
+    source: Pixels
+    key: int
+    number: int = 1  # among the pictures of the item
+    earlier: Result[Any] | None = None  # of which `source` are the pixels; None if it was given
 
 
 def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
@@ -77,8 +69,8 @@ def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
     return [int(key) for key in part_keys(given, torch.full_like(given, stage))]
 
 
-class CascadeDecoder:
-    """A `StreamDecoder` of two stages that decode in turns, each with all threads of the machine.
+class CascadeStream:
+    """A `PictureStream` of two stages that decode in turns, each with all threads of the machine.
 
     Two stages at the same time would share the threads, and need different shares in the course of
     a batch. Whenever no picture waits for the last stage, the first stage draws the next ones. It
@@ -86,9 +78,8 @@ class CascadeDecoder:
     """
 
     def __init__(
-        self, feed: Feed[Any], first: Callable[[Feed[Any]], StreamDecoder],
-        last: Callable[[Feed[Enlarging]], RefilledDecoder[Enlarging]], task: FaceTask, rows: int,
-        stage: int = 1,
+        self, feed: Feed[Any], first: Callable[[Feed[Any]], PictureStream],
+        last: Callable[[Feed[Drawing]], Stream[Drawing]], task: FaceTask, rows: int, stage: int = 1,
     ) -> None:
         """Prepare; nothing is taken from the feed yet.
 
@@ -96,8 +87,8 @@ class CascadeDecoder:
             feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`. Those
                 whose pictures have the size of the first stage's outputs go to the last stage at
                 once.
-            first: makes the decoder of the first stage for a feed, once per turn.
-            last: makes the decoder of the last stage for a feed.
+            first: makes the stream of the first stage for a feed, once per turn.
+            last: makes the stream of the last stage for a feed.
             task: the sizes of the first stage.
             rows: number of pictures that end a turn of the first stage as soon as they wait for the
                 last stage.
@@ -105,7 +96,7 @@ class CascadeDecoder:
         """
         self.task, self.rows, self.stage = task, rows, stage
         self._given, self._more = feed, True
-        self._waiting = deque[Enlarging]()  # what the last stage has not taken yet
+        self._waiting = deque[Drawing]()  # what the last stage has not taken yet
         self._make_first = first
         self.first, self.last = first(self._small), last(self._large)
 
@@ -120,7 +111,7 @@ class CascadeDecoder:
         return self.first.tokens_under_way + sum(drawn) + self.last.tokens_under_way
 
     def run(self) -> Iterator[list[Result[Any]]]:
-        """See `StreamDecoder.run`; the results are of type `StageResult`."""
+        """See `PictureStream.run`."""
         last = self.last.run()
         while True:
             if self._more and not self._waiting:
@@ -128,9 +119,18 @@ class CascadeDecoder:
             finished = next(last, None)
             if finished is None:
                 return
-            yield [StageResult(one.item.item, one.tokens, one.trace, one.seconds + (
-                0.0 if one.item.earlier is None else one.item.earlier.seconds), one.item.earlier)
-                   for one in finished]
+            yield list(map(_of_item, finished))
+
+    def so_far(self) -> list[Result[Any]]:
+        """Return the pictures that are not complete as far as they are drawn, without those that
+        are gathered of several."""
+        first = self.first.so_far() if isinstance(self.first, Stream | CascadeStream) else []
+        drawn = [one.earlier for one in self._waiting if one.earlier is not None]
+        # the last stage has drawn nothing of these
+        tokens = torch.zeros(self.last.model.length, dtype=torch.int64)
+        trace = RowTrace([], [], np.empty((0, 1), np.int64))
+        return [*map(_of_item, self.last.so_far()),
+                *(Result(one.item, tokens, trace, one.seconds, one) for one in (*drawn, *first))]
 
     def _turn(self) -> Iterator[list[Result[Any]]]:
         """Let the first stage draw pictures until enough of them wait for the last stage."""
@@ -138,8 +138,9 @@ class CascadeDecoder:
             if finished:
                 images = self.task.decode(torch.stack([one.tokens for one in finished]).numpy())
                 keys = stage_keys([one.item.key for one in finished], self.stage)
-                self._waiting.extend(Enlarging(*one) for one in zip(
-                    images, keys, [one.item for one in finished], finished, strict=True))
+                self._waiting.extend(
+                    Drawing(one.item, image, key, earlier=one)
+                    for one, image, key in zip(finished, images, keys, strict=True))
             yield []
         self.first = self._make_first(self._small)
 
@@ -152,14 +153,22 @@ class CascadeDecoder:
                 self._more = False
                 break
             small = [item for item in items if item.source.shape != self.task.target_shape]
-            self._waiting.extend(Enlarging(item.source, item.key, item, None) for item in items
+            self._waiting.extend(Drawing(item, item.source, item.key) for item in items
                                  if item.source.shape == self.task.target_shape)
             if small or not wait:
                 return small
         return None
 
-    def _large(self, limit: int, wait: bool) -> Sequence[Enlarging] | None:
+    def _large(self, limit: int, wait: bool) -> Sequence[Drawing] | None:
         """Provide pictures for the last stage; one waits if the first stage can draw more."""
         if not self._waiting and not self._more:
             return None
         return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+
+
+def _of_item(drawn: Result[Drawing]) -> Result[Any]:
+    """Return a picture of the last stage as that of the item which it was drawn for, with the
+    seconds of all stages."""
+    earlier = drawn.item.earlier
+    seconds = drawn.seconds + (0.0 if earlier is None else earlier.seconds)
+    return replace(drawn, item=drawn.item.item, seconds=seconds, earlier=earlier)

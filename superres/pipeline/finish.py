@@ -27,8 +27,8 @@ import torch
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import Feed, Result, feed_of
-from superres.pipeline.cascade import FinishedResult, StageResult, StreamDecoder
-from superres.pipeline.gathering import Drawing, GatheringDecoder
+from superres.pipeline.cascade import Drawing, FinishedResult, PictureStream
+from superres.pipeline.gathering import GatheringStream
 from superres.pipeline.upscaled import Upscaled
 from superres.tasks.consistency import Int64, projected
 from superres.tasks.faces import FaceTask, image_key
@@ -69,15 +69,18 @@ class Stages(Protocol):
     def options_of_first(self, options: DecodeConfig) -> DecodeConfig:
         """Return the settings of the stages before the last one."""
 
-    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> StreamDecoder:
-        """Return the decoder of a stream."""
+    def refilled(self, feed: Feed[Any], options: DecodeConfig | None, rows: int) -> PictureStream:
+        """Return the stream of a feed."""
 
     def staged(
         self, feed: Feed[Any], options: DecodeConfig, rows: int,
-        small: Callable[[Feed[Any]], StreamDecoder] | None,
-    ) -> StreamDecoder:
-        """Return the decoder of a stream with another one, made by `small`, of the stages before
-        the last one."""
+        small: Callable[[Feed[Any]], PictureStream] | None,
+    ) -> PictureStream:
+        """Return the stream of a feed with another one, made by `small`, of the stages before the
+        last one."""
+
+    def upscaled(self, results: Sequence[Result[Any]], given: PhotoSources) -> Upscaled:
+        """Return pictures as the networks drew them, one per input."""
 
     def record(self, options: DecodeConfig, finish: str) -> dict[str, Any]:
         """Return how pictures are made, as their files hold it."""
@@ -94,8 +97,8 @@ def drawings_of(item: Any, finish: str) -> list[Drawing]:  # noqa: ANN401 -- of 
     taken."""
     if finish == "mean":
         mirrored = np.ascontiguousarray(item.source[:, ::-1])
-        return [Drawing(item, 1, item.source, item.key), Drawing(item, 2, mirrored, item.key)]
-    return [Drawing(item, number, item.source, image_key(item.source, number))
+        return [Drawing(item, item.source, item.key), Drawing(item, mirrored, item.key, 2)]
+    return [Drawing(item, item.source, image_key(item.source, number), number)
             for number in range(1, DRAWN[finish] + 1)]
 
 
@@ -129,25 +132,25 @@ def _blurred(values: Int64, axis: int) -> Int64:
                           weight in enumerate(GAUSS)))
 
 
-class FinishingDecoder(GatheringDecoder):
-    """A `StreamDecoder` that yields what `combine` makes of the pictures of each item, of type
+class FinishingStream(GatheringStream):
+    """A `PictureStream` that yields what `combine` makes of the pictures of each item, of type
     `FinishedResult`."""
 
     def __init__(
-        self, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder], task: FaceTask,
+        self, feed: Feed[Any], stream: Callable[[Feed[Drawing]], PictureStream], task: FaceTask,
         combine: Combine, finish: str | None = None,
     ) -> None:
-        """Prepare; see `GatheringDecoder`.
+        """Prepare; see `GatheringStream`.
 
         The pictures, at the target size of `task`, are those of `drawings_of` for `finish`, or one
         of the item itself.
         """
         self.task, self.combine, self.finish = task, combine, finish
         self.count = 1 if finish is None else DRAWN[finish]
-        super().__init__(feed, decoder)
+        super().__init__(feed, stream)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
-        return ([Drawing(item, 1, item.source, item.key)] if self.finish is None
+        return ([Drawing(item, item.source, item.key)] if self.finish is None
                 else drawings_of(item, self.finish))
 
     def combined(self, results: Sequence[Result[Drawing]]) -> FinishedResult:
@@ -155,43 +158,43 @@ class FinishingDecoder(GatheringDecoder):
         pictures = self.task.decode(torch.stack([one.tokens for one in results]).numpy())
         tokens = torch.from_numpy(self.combine(pictures, item.source).reshape(-1).astype(np.int64))
         return FinishedResult(item, tokens, results[0].trace, sum(one.seconds for one in results),
-                              results)
+                              drawn=results)
 
 
-class SizesDecoder:
-    """A `StreamDecoder` of items of several sizes, each size in turns with a decoder of its own."""
+class SizesStream:
+    """A `PictureStream` of items of several sizes, each size in turns with a stream of its own."""
 
-    def __init__(self, feed: Feed[Any], decoder: Callable[[Feed[Any], int], StreamDecoder],
+    def __init__(self, feed: Feed[Any], stream: Callable[[Feed[Any], int], PictureStream],
                  rows: int) -> None:
         """Prepare; nothing is taken from the feed yet.
 
         Args:
             feed: provides objects with the attributes of `superres.pipeline.upscaler.Face`.
-            decoder: makes the decoder of a feed of inputs with a side, once per turn.
+            stream: makes the stream of a feed of inputs with a side, once per turn.
             rows: number of items of other sizes that end a turn as soon as they wait.
         """
-        self.rows, self._given, self._make, self._more = rows, feed, decoder, True
+        self.rows, self._given, self._make, self._more = rows, feed, stream, True
         self._waiting = deque[Any]()  # items for a later turn
-        self._decoder: StreamDecoder | None = None
+        self._stream: PictureStream | None = None
         self._side = 0
 
     @property
     def under_way(self) -> list[Any]:
-        return [*([] if self._decoder is None else self._decoder.under_way), *self._waiting]
+        return [*([] if self._stream is None else self._stream.under_way), *self._waiting]
 
     @property
     def tokens_under_way(self) -> int:
-        return 0 if self._decoder is None else self._decoder.tokens_under_way
+        return 0 if self._stream is None else self._stream.tokens_under_way
 
     def run(self) -> Iterator[list[Result[Any]]]:
-        """See `StreamDecoder.run`."""
+        """See `PictureStream.run`."""
         while self._waiting or self._more:
             if not self._waiting:
                 self._take(1, wait=True)
             if self._waiting:
                 self._side = len(self._waiting[0].source)
-                self._decoder = self._make(self._next, self._side)
-                yield from self._decoder.run()
+                self._stream = self._make(self._next, self._side)
+                yield from self._stream.run()
 
     def _take(self, limit: int, wait: bool) -> None:
         items = self._given(limit, wait) if self._more else None
@@ -213,29 +216,29 @@ class SizesDecoder:
                 return own[:limit]
 
 
-def finishing_decoder(
+def finishing_stream(
     upscaler: Stages, feed: Feed[Any], options: DecodeConfig, rows: int, finish: str,
-) -> SizesDecoder:
-    """Return the decoder of `Upscaler.refilled` for a way of finishing other than "none"."""
+) -> SizesStream:
+    """Return the stream of `Upscaler.refilled` for a way of finishing other than "none"."""
     mean, task, first = partial(mean_of, finish=finish), upscaler.face_task, upscaler.first
 
-    def averaged(inputs: Feed[Any]) -> StreamDecoder:
+    def averaged(inputs: Feed[Any]) -> PictureStream:
         assert first is not None  # noqa: S101 -- only a cascade calls this
         own = drawing_options(upscaler.options_of_first(options), finish)
-        return FinishingDecoder(inputs, lambda drawn: first.refilled(drawn, own, rows),
+        return FinishingStream(inputs, lambda drawn: first.refilled(drawn, own, rows),
                                 first.face_task, mean, finish)
 
-    def decoder(inputs: Feed[Any], side: int) -> StreamDecoder:
+    def stream(inputs: Feed[Any], side: int) -> PictureStream:
         if first is not None and side != upscaler.network_task.source:
-            return FinishingDecoder(
+            return FinishingStream(
                 inputs, lambda drawn: upscaler.staged(drawn, options, rows, averaged), task,
                 lambda pictures, source: sharpened(pictures[0], source))
         own = drawing_options(options, finish)
-        return FinishingDecoder(inputs, lambda drawn: upscaler.refilled(drawn, own, rows), task,
+        return FinishingStream(inputs, lambda drawn: upscaler.refilled(drawn, own, rows), task,
                                 lambda pictures, source: sharpened(mean(pictures, source), source),
                                 finish)
 
-    return SizesDecoder(feed, decoder, rows)
+    return SizesStream(feed, stream, rows)
 
 
 def finished(
@@ -244,19 +247,18 @@ def finished(
 ) -> Upscaled:
     """Return what a call of the upscaler with `finish` returns, for its inputs of one size, at
     least one."""
-    decoder = finishing_decoder(upscaler, feed_of(faces), options, len(faces), finish)
+    stream = finishing_stream(upscaler, feed_of(faces), options, len(faces), finish)
     made, total, started = (dict[int, FinishedResult](), upscaler.tokens_per_image,
                             time.perf_counter())
-    for done in decoder.run():
+    for done in stream.run():
         made.update((id(one.item), cast(FinishedResult, one)) for one in done)
         if progress is not None:
-            progress((len(made) * total + decoder.tokens_under_way) // len(faces), total)
+            progress((len(made) * total + stream.tokens_under_way) // len(faces), total)
     results, seconds = [made[id(face)] for face in faces], time.perf_counter() - started
     last = [one.drawn[0] for one in results]
-    means = [one.earlier for one in last if isinstance(one, StageResult) and one.earlier
-             is not None]
+    means = [one.earlier for one in last if one.earlier is not None]
     stage = upscaler.first if means and upscaler.first is not None else upscaler
-    averaged = [_drawn(stage, of_number, given) for of_number in zip(
+    averaged = [stage.upscaled(of_number, given) for of_number in zip(
         *(cast(FinishedResult, one).drawn for one in means or results), strict=True)]
     tokens = [torch.stack([one.tokens for one in some]).numpy() for some in (results, last)]
     images, drawn = map(upscaler.face_task.decode, tokens)
@@ -264,16 +266,3 @@ def finished(
         images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs,
         given.notes, averaged[0] if means else None, upscaler.record(options, finish), drawn=drawn,
         averaged=averaged)
-
-
-def _drawn(upscaler: Stages, results: Sequence[Result[Any]], given: PhotoSources) -> Upscaled:
-    """Return the pictures that were averaged, one per input, as a result of the stages that drew
-    them."""
-    before = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier
-              is not None]
-    earlier = (_drawn(upscaler.first, before, given) if before and upscaler.first is not None
-               else None)
-    images = upscaler.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
-    return Upscaled(images, [one.trace for one in results], sum(one.seconds for one in results),
-                    np.stack([one.item.source for one in results]), given.crops, given.inputs,
-                    earlier=earlier)

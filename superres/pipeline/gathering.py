@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from superres.decoding.batching import Feed, Result
-from superres.pipeline.cascade import StreamDecoder, stage_traces
-from superres.tasks.pictures import Pixels
+from superres.pipeline.cascade import Drawing, PictureStream, stage_traces
 
 
-@dataclass(frozen=True, eq=False)
-class Drawing:
-    """One of the pictures of an item of a feed, by its number from 1: a
-    `superres.pipeline.upscaler.Face`."""
-
-    item: Any
-    number: int
-    source: Pixels
-    key: int
-
-
-class GatheringDecoder:
-    """A `StreamDecoder` that draws `count` pictures of each item of a feed, and yields what
+class GatheringStream:
+    """A `PictureStream` that draws `count` pictures of each item of a feed, and yields what
     `combined` makes of them.
 
     Both are objects with the attributes of `superres.pipeline.upscaler.Face`.
@@ -32,14 +19,14 @@ class GatheringDecoder:
 
     count: int
 
-    def __init__(self, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder]) -> None:
-        """Prepare; nothing is taken from the feed yet. `decoder` makes the decoder of the
+    def __init__(self, feed: Feed[Any], stream: Callable[[Feed[Drawing]], PictureStream]) -> None:
+        """Prepare; nothing is taken from the feed yet. `stream` makes the stream of the
         pictures."""
         self._given = feed
-        self._waiting = deque[Drawing]()  # what the decoder has not taken yet
+        self._waiting = deque[Drawing]()  # what the stream has not taken yet
         # results by the identity of their item, until all are there
         self._drawn = dict[int, list[Result[Drawing]]]()
-        self.decoder = decoder(self._drawings)
+        self.stream = stream(self._drawings)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
         """Return the `count` pictures to draw of an item."""
@@ -52,18 +39,18 @@ class GatheringDecoder:
     @property
     def under_way(self) -> list[Any]:
         drawn = [results[0].item.item for results in self._drawn.values()]
-        items = [*drawn, *(drawing.item for drawing in (*self.decoder.under_way, *self._waiting))]
+        items = [*drawn, *(drawing.item for drawing in (*self.stream.under_way, *self._waiting))]
         return list({id(item): item for item in items}.values())
 
     @property
     def tokens_under_way(self) -> int:
         drawn = (trace.tokens for results in self._drawn.values() for one in results
                  for trace in stage_traces(one))
-        return (self.decoder.tokens_under_way + sum(drawn)) // self.count
+        return (self.stream.tokens_under_way + sum(drawn)) // self.count
 
     def run(self) -> Iterator[list[Result[Any]]]:
-        """See `StreamDecoder.run`."""
-        for finished in self.decoder.run():
+        """See `PictureStream.run`."""
+        for finished in self.stream.run():
             for one in finished:
                 self._drawn.setdefault(id(one.item.item), []).append(one)
             complete = [key for key, results in self._drawn.items() if len(results) == self.count]

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.config import ModelConfig, Reliability
+from superres.config import ModelConfig, Reliability, require_whole
 from superres.decoding.batching import Feed, Result
-from superres.nn.likelihood import bits_and_variance
+from superres.errors import InvalidInputError
+from superres.nn.likelihood import bits_and_variance, bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import StageResult, StreamDecoder
-from superres.pipeline.gathering import Drawing, GatheringDecoder
+from superres.pipeline.cascade import Drawing, PictureStream
+from superres.pipeline.gathering import GatheringStream
 from superres.tasks.faces import FaceTask, encode, image_key
 from superres.tasks.pictures import Pixels
 
@@ -34,6 +35,10 @@ class Stages(Protocol):
     @property
     def first(self) -> Stages | None:
         """The stages before this one."""
+
+    @property
+    def face_task(self) -> FaceTask:
+        """The sizes of the first stage's input and of the last stage's output."""
 
     @property
     def network_task(self) -> FaceTask:
@@ -82,6 +87,41 @@ def judge(upscaler: Stages, pictures: Sequence[Pixels]) -> Judged:
     return Judged(bits, around.squeeze(1).sqrt().numpy())
 
 
+def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
+                    batch_size: int) -> np.ndarray:
+    """Return the bits per token of the target, its code length under p1, for each target image,
+    float64 [N].
+
+    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
+    `batch_size` together. The code is that of p1 without limits. With limits
+    (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has probability
+    0, and true pictures seldom do.
+
+    A cascade codes the reduced target first, by its first stages, and then the target given the
+    reduced one, by its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over the
+    tokens of the target. This code can be decoded, so its length is an upper bound of -log2
+    p(target | source). That probability sums over all pictures between the stages: without limits,
+    the last stage may draw the target from others than the reduced one, too.
+    """
+    shapes = upscaler.face_task.source_shape, upscaler.face_task.target_shape
+    for images, shape in zip((sources, targets), shapes, strict=True):
+        encode(images)  # refuses other types
+        if images.shape != (len(sources), *shape):
+            raise InvalidInputError(f"images of the shape {list(images.shape)} are not "
+                                    f"{[len(sources), *shape]}; give as many inputs as targets, at "
+                                    "the checkpoint's sizes")
+    require_whole("batch-size", batch_size)
+    # the target in the sizes of all stages
+    pictures, stage = [targets], upscaler
+    while stage.first is not None:
+        pictures.insert(0, stage.network_task.both_sizes(pictures[0])[1])
+        stage = stage.first
+    tokens = upscaler.model_config.target_length
+    return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
+                          * (pair[1].shape[1] / tokens)
+                          for model, pair in coded_stages(upscaler, [sources, *pictures])))
+
+
 def coded_stages(
     upscaler: Stages, pictures: Sequence[Pixels],
 ) -> Iterator[tuple[EncoderDecoder, tuple[Tensor, Tensor]]]:
@@ -103,15 +143,14 @@ def pictures_of(upscaler: Stages, results: Sequence[Result[Any]]) -> list[Pixels
         pictures.insert(
             0, stage.network_task.decode(torch.stack([one.tokens for one in results]).numpy())
         )
-        results = [one.earlier for one in results if isinstance(one, StageResult) and one.earlier
-                   is not None]
+        results = [one.earlier for one in results if one.earlier is not None]
         if not results or stage.first is None:
             return [np.stack(sources), *pictures]
         stage = stage.first
 
 
 @dataclass(frozen=True, eq=False)
-class JudgedResult(StageResult):
+class JudgedResult(Result[Any]):
     """The picture of an item, of several samples the likeliest one, whose number is `sample`; None
     for a single one.
 
@@ -125,26 +164,26 @@ class JudgedResult(StageResult):
     reliable: np.ndarray | None = None
 
 
-class JudgingDecoder(GatheringDecoder):
-    """A `StreamDecoder` that judges pictures, and yields the likeliest of several samples of each
+class JudgingStream(GatheringStream):
+    """A `PictureStream` that judges pictures, and yields the likeliest of several samples of each
     item of a feed."""
 
     def __init__(
-        self, upscaler: Stages, feed: Feed[Any], decoder: Callable[[Feed[Drawing]], StreamDecoder],
+        self, upscaler: Stages, feed: Feed[Any], stream: Callable[[Feed[Drawing]], PictureStream],
         count: int,
     ) -> None:
-        """Prepare; see `GatheringDecoder`.
+        """Prepare; see `GatheringStream`.
 
         `upscaler` judges the pictures, `count` per item. A single one has the noise of the item's
         key, several have that of `superres.tasks.faces.image_key`.
         """
         self.upscaler, self.count = upscaler, count
-        super().__init__(feed, decoder)
+        super().__init__(feed, stream)
 
     def drawings_of(self, item: Any) -> list[Drawing]:  # noqa: ANN401 -- of the feed
         if self.count == 1:
-            return [Drawing(item, 1, item.source, item.key)]
-        return [Drawing(item, number, item.source, image_key(item.source, number))
+            return [Drawing(item, item.source, item.key)]
+        return [Drawing(item, item.source, image_key(item.source, number), number)
                 for number in range(1, self.count + 1)]
 
     def combined(self, results: Sequence[Result[Drawing]]) -> JudgedResult:
@@ -155,6 +194,6 @@ class JudgingDecoder(GatheringDecoder):
         found, uncertainty = self.upscaler.reliability, judged.uncertainty[place]
         return JudgedResult(
             best.item.item, best.tokens, best.trace, sum(one.seconds for one in results),
-            best.earlier if isinstance(best, StageResult) else None,
-            best.item.number if self.count > 1 else None, float(judged.bits_per_dim[place]),
+            best.earlier, best.item.number if self.count > 1 else None,
+            float(judged.bits_per_dim[place]),
             None if found is None else uncertainty <= found.threshold)

@@ -22,7 +22,8 @@ from superres.tasks.translation import read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline.translator import Translated, Translator
+    from superres.pipeline.translated import Translated
+    from superres.pipeline.translator import Translator
 
 # batches of lines that are sorted by length together, and written before further lines begin
 TOGETHER = 16
@@ -87,17 +88,16 @@ class TranslationSummary:
 
     def add(self, result: Translated) -> None:
         """Add the result of the next lines."""
-        numbers = range(self.lines + 1, self.lines + 1 + len(result.texts))
-        self.cut += (number for number, is_cut in zip(numbers, result.cut, strict=True) if is_cut)
-        for number, reason in zip(numbers, result.unusual, strict=False):
-            if reason:
-                self.unusual.setdefault(reason, []).append(number)
-        self.failed.update((number, reason) for number,
-                           reason in zip(numbers, result.failed, strict=False) if reason)
-        traces = [trace for traces in result.traces for trace in traces]
-        self.tokens += sum(sum(trace.accepted) for trace in traces)
-        self.iterations += sum(trace.iterations for trace in traces)
-        self.lines, self.seconds = self.lines + len(result.texts), self.seconds + result.seconds
+        for number, line in enumerate(result, self.lines + 1):
+            if line.truncated:
+                self.cut.append(number)
+            if line.unusual:
+                self.unusual.setdefault(line.unusual, []).append(number)
+            if line.failed:
+                self.failed[number] = line.failed
+            self.tokens += sum(trace.tokens for trace in line.traces)
+            self.iterations += line.steps
+        self.lines, self.seconds = self.lines + len(result), self.seconds + result.seconds
 
     def notes(self) -> list[str]:
         """Return notes on the lines that failed, whose translation was cut, or may be wrong."""

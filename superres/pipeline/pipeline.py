@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
 import torch
 
 from superres.checkpoint import (
-    find_checkpoint,
+    OpenCheckpoint,
     load_checkpoint,
+    open_checkpoint,
     read_confidence,
     read_decode_default,
     weights_digest,
 )
 from superres.config import (
-    DEVICES,
+    BeamConfig,
     CostTable,
     DecodeConfig,
     ModelConfig,
     is_number,
     require,
-    require_choice,
 )
-from superres.decoding.batching import Feed, ItemT, RefilledDecoder, Result, Source
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.loop import decoding_type
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
+from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
+from superres.nn.cache import slot_count
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.block_sizes import BlockSizes
-from superres.pipeline.engines import step_model
-from superres.pipeline.fastest_device import fastest_device
-from superres.pipeline.recorded_costs import read_costs, use_costs
+from superres.nn.torch_model import StepModel
+from superres.pipeline.cascade import CascadeStream
+from superres.pipeline.choose import (
+    BlockSizes,
+    fastest_device,
+    fastest_exact,
+    pick_device,
+    step_model,
+    use_costs,
+)
+from superres.pipeline.recorded_costs import read_costs
 from superres.pipeline.resolved_options import SETTINGS, as_setting, combined
 from superres.pipeline.resources import Proposers
 
@@ -52,37 +59,18 @@ if TYPE_CHECKING:
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 T = TypeVar("T")
 
+ALIGNED = 32
+"""Slots of a cache, or positions of a source, by which an engine makes it longer at most."""
+
 Steps: TypeAlias = Iterator[tuple[bool, Callable[[], T]]]
 """The progress of a decode: whether it is complete, and a function that returns its result so
 far."""
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu" or "cuda". Raises ConfigError if the device is unknown or
-    not available."""
-    require_choice("device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda is not available: torch finds no GPU; choose cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def fastest_exact(adaptive: bool, network: ModelConfig, heads: int | None = None) -> DecodeConfig:
-    """Return the settings of a checkpoint without a saved default: exact acceptance, in the fastest
-    block sizes.
-
-    Where every further proposal costs time (`StepModel.adaptive`), the block size is adaptive.
-    Elsewhere all heads propose, or as many `heads` as the engine has room for. Consistent pictures
-    and the nucleus of samples are as the network's settings ask.
-    """
-    most = network.prediction_heads
-    return DecodeConfig(heads if heads and heads < most else None, adaptive=adaptive and most > 1,
-                        consistent=network.consistent, nucleus=network.nucleus)
-
-
-def batch_steps(decoder: RefilledDecoder[ItemT]) -> Steps[list[Result[ItemT]]]:
-    """Decode a batch; the results have the order of the decoder's feed."""
-    for finished in decoder.run():
-        yield bool(finished), lambda: finished or decoder.so_far()  # noqa: B023 -- called before the next step
+def batch_steps(stream: Stream[Any] | CascadeStream) -> Steps[list[Result[Any]]]:
+    """Decode a batch; the results have the order of the stream's feed."""
+    for finished in stream.run():
+        yield bool(finished), lambda: finished or stream.so_far()  # noqa: B023 -- called before the next step
 
 
 def at_intervals(
@@ -107,8 +95,8 @@ def at_intervals(
 
 def check_callable(name: str, value: object) -> None:
     """Raise ConfigError unless the argument `name` is a function or None."""
-    require(value is None or callable(value), f"{name} must be a function or None, not "
-            f"{shown(value)}")
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function or None, not {shown(value)}")
 
 
 class Pipeline:
@@ -157,8 +145,8 @@ class Pipeline:
 
     @classmethod
     def load(
-        cls: type[PipelineT], name_or_dir: str | Path | None = None, device: str = "auto",
-        engine: str = "auto",
+        cls: type[PipelineT], name_or_dir: str | Path | OpenCheckpoint | None = None,
+        device: str = "auto", engine: str = "auto",
     ) -> PipelineT:
         """Load a checkpoint.
 
@@ -168,22 +156,24 @@ class Pipeline:
             device: "auto", "cpu" or "cuda".
             engine: a name in `superres.config.ENGINE_NAMES`. If both are "auto" and there is a GPU,
                 the device is the faster one by a measurement: see
-                `superres.pipeline.fastest_device`.
+                `superres.pipeline.choose.fastest_device`.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged or for another task.
             ConfigError: the device is not available, or does not support the engine.
         """
-        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        where, confidence, costs = pick_device(device), read_confidence(folder), read_costs(folder)
-        model, name, revision = (load_checkpoint(folder), folder.resolve().name,
+        checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
+        folder, where = checkpoint.folder, pick_device(device)
+        # what may be damaged, before anything takes time
+        confidence, costs = read_confidence(checkpoint), read_costs(folder)
+        model, name, revision = (load_checkpoint(checkpoint), folder.resolve().name,
                                  weights_digest(folder))
         cls._check_task(model.config, name)
         arguments = cls._task_arguments(folder, model)
         if where.type != "cpu" and device == engine == "auto":
             where = fastest_device(model, cls.end_token, revision, where)
-        pipeline = cls(model, name, revision, where.type, read_decode_default(folder, where.type),
-                       engine, **arguments)
+        default = read_decode_default(checkpoint, where.type)
+        pipeline = cls(model, name, revision, where.type, default, engine, **arguments)
         pipeline.proposers.folder, pipeline.block_sizes.confidence, pipeline.costs = (
             folder, confidence, costs)
         use_costs(pipeline.scoring, costs)
@@ -224,7 +214,12 @@ class Pipeline:
     def scoring_for(self, options: DecodeConfig) -> ScoringModel:
         """Return the network in the form that the decoder uses, limited if `options` ask for
         consistent outputs."""
-        return self.limited(self.scoring) if options.consistent else self.scoring
+        return self.limited_scoring if options.consistent else self.scoring
+
+    @cached_property
+    def limited_scoring(self) -> ScoringModel:
+        """`scoring` limited to outputs that are consistent with their input."""
+        return self.limited(self.scoring)
 
     def options(self, **settings: Unpack[DecodeOptions]) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a
@@ -238,6 +233,20 @@ class Pipeline:
         require(not unknown, f"unknown setting {unknown}; the settings are {', '.join(SETTINGS)}")
         return combined(self.default, dict(settings), self.model_config.prediction_heads,
                         as_setting, self.stages)
+
+    @overload
+    def given(self, options: BeamConfig, settings: DecodeOptions) -> BeamConfig: ...
+    @overload
+    def given(self, options: DecodeConfig | None, settings: DecodeOptions) -> DecodeConfig: ...
+    def given(self, options: DecodeConfig | BeamConfig | None,
+              settings: DecodeOptions) -> DecodeConfig | BeamConfig:
+        """Return the settings of a call that was given `options`, single `settings`, or neither."""
+        if not settings:
+            return self.default if options is None else options
+        chosen = self.options(**settings)
+        require(options is None, "give either options or single settings such as "
+                f"{next(iter(settings))}, not both")
+        return chosen
 
     def default_of_width(self, width: int | None) -> DecodeConfig:
         """Return the settings of a call without options; an adaptive block size has no fixed step
@@ -260,38 +269,46 @@ class Pipeline:
         """Return what chooses the block size of `options` for source tokens [B, S]: see
         `BlockSizes.get`."""
         # Limits cost hardly any time, so costs are those without them.
-        unlimited = (dataclasses.replace(options, consistent=False) if options.consistent
-                     else options)
-        return self.block_sizes.get(options, source, padding, self.proposers.get(unlimited))
+        return self.block_sizes.get(options, source, padding, self.proposers.unlimited(options))
 
     def row_bytes(self, options: DecodeConfig) -> int:
-        """Return the bytes of a session's row with `options`."""
-        block_size, proposer = (self.block_size(options), self.proposers.get(options)
-                                or PROPOSERS[options.proposer]())
-        model, kind = (with_proposer_state(self.scoring_for(options), proposer),
-                       decoding_type(proposer, block_size))
-        source = torch.zeros(1, math.prod(self.model_config.source_shape), dtype=torch.int64,
-                             device=self.device)
-        with torch.inference_mode():
-            session = kind.open_session(model, source, options, block_size)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in session.row_state())
-        return size + self.scoring.row_bytes(session.width, options.proposer == "heads")
+        """Return the bytes that a row of a decode with `options` needs at most, by the shapes of
+        its tensors."""
+        width, proposer = self.block_size(options), self.proposers.unlimited(options)
+        if PROPOSERS[options.proposer].proposes_tree:
+            width = max(1, (width - 1) * (options.window + options.candidates))
+        numbers = _session_numbers(self.model_config, width)
+        if isinstance(proposer, DraftProposer) and isinstance(proposer.draft, StepModel):
+            numbers += _session_numbers(proposer.draft.model.config, 1)
+        beside = self.scoring.row_bytes(width, options.proposer == "heads")
+        return numbers * self.model.signal.element_size() + beside
 
-    def _decoder(
+    def _stream(
         self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None,
         width: int | None = None,
-    ) -> RefilledDecoder[ItemT]:
-        """Return a decoder of a stream or a batch: the only way from a pipeline to blockwise
+    ) -> Stream[ItemT]:
+        """Return the stream of a feed, or of a batch: the only way from a pipeline to blockwise
         decoding.
 
-        `model` is `scoring_for(options)`, or a copy for another thread; see `RefilledDecoder` for
-        the other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
+        `model` is `scoring_for(options)`, or a copy for another thread; see `Stream` for the
+        other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
         width does not fit them.
         """
-        return RefilledDecoder(
-            model, feed, sources, options, rows, proposer=self.proposers.get(options), group=group,
-            width=width, adaptive=partial(self.adaptive_size, options), batch=batch)
+        algorithm = Algorithm(model, options, self.proposers.get(options), width=width,
+                              adaptive=partial(self.adaptive_size, options))
+        return Stream(algorithm, feed, sources, rows, group=group, batch=batch)
+
+
+def _session_numbers(network: ModelConfig, width: int) -> int:
+    """Return how many numbers a row of a session for steps of `width` holds at most."""
+    # the keys and values of the cache, whose slots engines align
+    vectors = 2 * network.decoder_layers * (slot_count(network, width) + ALIGNED)
+    vectors += 2 * network.target_length  # the tables of positions, for the network and its heads
+    if network.cross_attention:  # also of recurrent heads: states, keys and values of the source
+        vectors += (2 * network.decoder_layers + 3) * (network.source_length + ALIGNED)
+    # per token: estimates, deviations, limits and sums, some of 8 bytes
+    return network.width * vectors + 16 * network.target_length
 
 
 def _reloaded(kind: type[Pipeline], origin: tuple[str, str, str], revision: str) -> Pipeline:

@@ -1,4 +1,4 @@
-"""The file of a checkpoint's recorded costs, and the record that an engine takes from it."""
+"""The file of a checkpoint's recorded costs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 
 from superres.config import CostRecord, CostTable, reader_of
 from superres.errors import CheckpointError, OutputError
-from superres.native.model import BY_PRECISION as COMPILED
-from superres.native.variants import NEIGHBOURS
-from superres.nn.torch_model import StepModel
 from superres.system.json_files import read_json
 from superres.system.output import write_atomically
 
@@ -53,31 +50,7 @@ def save_costs(folder: Path, engine: str, variant: str, record: CostRecord) -> N
 def _record_text(variant: str, record: CostRecord) -> str:
     """Return the JSON of a record, with one line per number of rows."""
     about = record.to_dict()
-    batches = [f"   {json.dumps(rows)}: {json.dumps(costs)}" for rows,
-               costs in about.pop("batches").items()]
+    batches = [f"   {json.dumps(rows)}: {json.dumps(costs)}"
+               for rows, costs in about.pop("batches").items()]
     return (f'  {json.dumps(variant)}: {json.dumps(about)[:-1]}, "batches": '
             f'{{\n' + ",\n".join(batches) + "\n  }}")
-
-
-def record_for(table: CostTable, engine: str, variant: str) -> CostRecord | None:
-    """Return the record of an engine and variant, or the most similar one; None if nothing similar
-    is recorded.
-
-    A variant without a record has that of a neighbour, and a compiled engine without one that of
-    the other compiled engine. Steps of torch and of a GPU are not similar to them: a wide step of
-    these hardly takes more time.
-    """
-    compiled = ([name for name in COMPILED.values() if name != engine]
-                if engine in COMPILED.values() else [])
-    for name in (engine, *compiled):
-        for kind in (variant, *NEIGHBOURS.get(variant, ())):
-            if (record := table.get(name, {}).get(kind)) is not None:
-                return record
-    return None
-
-
-def use_costs(model: StepModel, table: CostTable) -> None:
-    """Let `model` decode by the record of its engine in a checkpoint's table, or by its general
-    costs."""
-    if (record := record_for(table, model.engine, model.variant)) is not None:
-        model.costs = record

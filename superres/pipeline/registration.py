@@ -17,7 +17,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
 from superres.errors import shown
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import ENGINES
+from superres.pipeline.choose import ENGINES
 
 KindT = TypeVar("KindT", bound=type)
 

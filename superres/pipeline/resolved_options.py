@@ -44,9 +44,9 @@ def choices_for(name: str, task: str) -> list[str]:
 
     A criterion of a package that is not imported yet is among them.
     """
-    return [one for one in SETTINGS[name].choices if name != "accept" or one not in CRITERIA.data
-            or all(
-                task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
+    return [one for one in SETTINGS[name].choices
+            if name != "accept" or one not in CRITERIA.data
+            or all(task in SETTINGS[read].tasks for read in CRITERIA[one].settings)]
 
 
 def readers_of(name: str) -> list[str]:
@@ -129,6 +129,8 @@ def resolve_options(
     """Return `decode` with the block size filled in; raise ConfigError if it cannot be used."""
     block_size = upscaler.block_size(decode)
     check_samples(decode, samples, finish)
+    if decode.block_size == block_size:
+        return decode
     return dataclasses.replace(decode, block_size=block_size)
 
 

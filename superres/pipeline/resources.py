@@ -16,8 +16,8 @@ from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
 from superres.decoding.proposers.proposer import Proposer
 from superres.interfaces import ScoringModel
-from superres.pipeline.engines import step_model
-from superres.pipeline.recorded_costs import read_costs, use_costs
+from superres.pipeline.choose import step_model, use_costs
+from superres.pipeline.recorded_costs import read_costs
 
 # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
 NGRAMS = "ngrams.safetensors"
@@ -46,6 +46,13 @@ class Proposers:
     def get(self, options: DecodeConfig) -> Proposer | None:
         """Return the proposer that `options` name, None if it needs no resource; raise an error if
         that is unusable."""
+        loaded = self.unlimited(options)
+        if options.consistent and isinstance(loaded, DraftProposer):
+            return DraftProposer(self.limited(loaded.draft))
+        return loaded
+
+    def unlimited(self, options: DecodeConfig) -> Proposer | None:
+        """Return the proposer of `get` without the limits of consistent outputs."""
         resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
         if resource is None:
             return None
@@ -54,10 +61,7 @@ class Proposers:
             return PROPOSERS[options.proposer]()  # raises an error that names the missing resource
         if name not in self._loaded:
             self._loaded[name] = self._draft(name) if resource == "draft" else self._ngrams(name)
-        loaded = self._loaded[name]
-        if options.consistent and isinstance(loaded, DraftProposer):
-            return DraftProposer(self.limited(loaded.draft))
-        return loaded
+        return self._loaded[name]
 
     def has(self, options: DecodeConfig) -> bool:
         """Return whether `options` name the resource of their proposer, or there is one near the

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,12 +24,16 @@ from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
-from superres.pipeline.display import texts_html
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import choices_for
-from superres.system.output import counted
+from superres.pipeline.translated import Translated, Translation
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from superres.config import DecodeOptions
 
 SHARES = 3
 """If several groups of segments are translated at once, every thread gets at least so many of them,
@@ -40,48 +44,10 @@ LONGEST_STREAM = 4
 waits for them."""
 
 
-@dataclass(frozen=True)
-class Translated:
-    """Result of translating lines, possibly of an unfinished translation; a notebook shows the
-    texts.
-
-    The lists have an entry per line. `model_calls`, of which each processes a batch, and `seconds`
-    are for all lines.
-
-    Attributes:
-        texts: translations, "" for an empty line.
-        traces: acceptance traces of the line's segments; empty after beam search.
-        cut: whether the largest length (`ModelConfig.longest_target`), and not an end token, ended
-            the translation.
-        tokens: number of generated tokens, including end tokens.
-        parts: number of segments, the line's sentences or parts of them; 0 for an empty line.
-        unusual: why the translation may be wrong, as far as the checkpoint can tell: the line is
-            unlike the text that the network learned, or its length is unlike that of its
-            translation; "" if nothing speaks against it.
-        failed: why the line was not translated; "" if it was.
-    """
-
-    texts: list[str]
-    traces: list[list[RowTrace]]
-    cut: list[bool]
-    tokens: list[int]
-    parts: list[int]
-    model_calls: int
-    seconds: float
-    is_complete: bool = True
-    unusual: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-    def _repr_html_(self) -> str:
-        about = (f"{counted(len(self.texts), 'line')}, {self.seconds:.2f} s, "
-                 f"{counted(self.model_calls, 'model call')}")
-        return texts_html(self.texts, about)
-
-
 @dataclass(eq=False)
 class _Segment:
     """A sentence of a line, or a part of one that is too long: text, source tokens, translation as
-    in `Translated`."""
+    in `Translation`."""
 
     line: int
     original: str
@@ -90,12 +56,12 @@ class _Segment:
     unusual: str
     text: str = ""
     trace: RowTrace | None = None
-    cut: bool = False
+    truncated: bool = False
     tokens: int = 0
 
     def doubt(self, is_complete: bool) -> str:
         """Return why the translation, which may be incomplete, may be wrong; see
-        `Translated.unusual`."""
+        `Translation.unusual`."""
         return self.unusual or (translation.length_doubt(self.original, self.text) if is_complete
                                 else "")
 
@@ -140,8 +106,8 @@ class Translator(Pipeline):
 
     def __call__(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
-        keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        batch_size: int = 64, progress: Callable[[int, int], None] | None = None,
+        **settings: Unpack[DecodeOptions],
     ) -> Translated:
         """Translate lines; sentences of similar length are decoded together.
 
@@ -151,17 +117,35 @@ class Translator(Pipeline):
         Args:
             lines: lines of text.
             options: settings of blockwise decoding or beam search; `default` if None.
-            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The
-                segments of a line have different noise.
             batch_size: largest number of segments decoded together.
-            width: step width of blockwise decoding; see
-                `superres.decoding.batching.RefilledDecoder`.
             progress: called repeatedly with (finished segments, all segments).
+            **settings: single settings such as `block_size=4` in place of `options`: see
+                `Pipeline.options`.
 
         Raises:
-            InvalidInputError: a word is too long for the model, or there is not one valid key per
-                line.
-            ConfigError: the checkpoint or text does not support `options`.
+            InvalidInputError: a word is too long for the model.
+            ConfigError: the checkpoint or text does not support the settings.
+        """
+        return self.decode(lines, self.given(options, settings), batch_size=batch_size,
+                           progress=progress)
+
+    def decode(
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
+        keys: Sequence[int] | None = None, batch_size: int = 64, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Translated:
+        """Translate lines as a call does, with noise and steps of the caller's.
+
+        Args:
+            lines: see `__call__`, also for `options`, `batch_size` and `progress`.
+            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The
+                segments of a line have different noise.
+            width: step width of blockwise decoding; see
+                `superres.decoding.batching.Stream`.
+
+        Raises:
+            InvalidInputError: as for a call, or there is not one valid key per line.
+            ConfigError: as for a call.
         """
         require_lines(lines)
         [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys,
@@ -174,10 +158,11 @@ class Translator(Pipeline):
         progress: Callable[[int, int], None] | None = None, skip_failed: bool = False,
     ) -> Iterator[Translated]:
         """Translate `size` lines at a time, and yield their results in order; other arguments as
-        for a call.
+        for `decode`.
 
         All lines are cut into segments first, so an input that cannot be used is refused before the
-        first result. With `skip_failed`, such a line stays empty, and `Translated.failed` says why.
+        first result. With `skip_failed`, such a line stays empty, and `Translation.failed` says
+        why.
         """
         require_lines(lines)
         options = self.default_of_width(width) if options is None else options
@@ -196,8 +181,7 @@ class Translator(Pipeline):
                     progress(before + done, total)
             before += done
             seconds = time.perf_counter() - started
-            yield replace(_joined(len(cut[first : first + size]), segments, calls, seconds),
-                          failed=failed[first : first + size])
+            yield _joined(failed[first : first + size], segments, calls, seconds)
             started = time.perf_counter()
 
     def _all_translated(
@@ -246,18 +230,17 @@ class Translator(Pipeline):
             yield len(segments), calls
             return
         longest = max(len(segment.source) for segment in segments)
-        decoder = self._decoder(model, feed_of(segments[::-1]),
-                                partial(self._source, length=longest), options, rows, group=rows,
-                                width=width)
+        stream = self._stream(model, feed_of(segments[::-1]), partial(self._source, length=longest),
+                              options, rows, group=rows, width=width)
         calls = 0
-        for finished in decoder.run():
+        for finished in stream.run():
             self._record_blocks(finished)
-            yield len(finished), decoder.model_calls - calls
-            calls = decoder.model_calls
+            yield len(finished), stream.model_calls - calls
+            calls = stream.model_calls
 
     def stream(
         self, lines: Sequence[str], options: DecodeConfig | BeamConfig | None = None, *,
-        keys: Sequence[int] | None = None, interval: float = 0.125,
+        interval: float = 0.125, **settings: Unpack[DecodeOptions],
     ) -> Iterator[Translated]:
         """Translate lines in one batch, and yield intermediate results; closing the iterator stops
         the translation.
@@ -269,16 +252,22 @@ class Translator(Pipeline):
             Intermediate results (in beam search, the best hypotheses so far), and last the complete
             result. `seconds` excludes the time that the caller takes between two results.
         """
+        return self.decode_stream(lines, self.given(options, settings), interval=interval)
+
+    def decode_stream(
+        self, lines: Sequence[str], options: DecodeConfig | BeamConfig, *,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
+    ) -> Iterator[Translated]:
+        """Yield what `stream` does, with the `keys` of `decode`."""
         require_lines(lines)
-        options = self.default if options is None else options
         self.check(options)
         segments = self._segments(self._cut(lines)[0],
                                   noise_keys(keys, len(lines), torch.device("cpu")))
         if not segments:
-            yield _joined(len(lines), [], 0, 0.0)
+            yield _joined([""] * len(lines), [], 0, 0.0)
             return
         for calls, seconds, is_complete in at_intervals(self._steps(segments, options), interval):
-            yield _joined(len(lines), segments, calls, seconds, is_complete)
+            yield _joined([""] * len(lines), segments, calls, seconds, is_complete)
 
     def _steps(self, segments: list[_Segment], options: DecodeConfig | BeamConfig) -> Steps[int]:
         """Translate a batch; reading a result records it in `segments`, and returns the number of
@@ -288,9 +277,9 @@ class Translator(Pipeline):
             for loop in beam_steps(self.scoring, source, options, padding=padding):
                 yield loop.done(), lambda: self._record_beams(segments, loop.result())  # noqa: B023 -- called at once
             return
-        decoder = self._decoder(self.scoring, feed_of(segments), self._source, options,
-                                len(segments), batch=True)
-        for is_complete, results in batch_steps(decoder):
+        stream = self._stream(self.scoring, feed_of(segments), self._source, options,
+                              len(segments), batch=True)
+        for is_complete, results in batch_steps(stream):
             yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
@@ -305,8 +294,9 @@ class Translator(Pipeline):
         require(options.later_temperature is None, "text is decoded in one stage; leave out "
                 "later_temperature")
 
-    def _cut(self, lines: Sequence[str], skip_failed: bool = False) -> tuple[list[list[str]],
-                                                                             list[str]]:
+    def _cut(
+        self, lines: Sequence[str], skip_failed: bool = False,
+    ) -> tuple[list[list[str]], list[str]]:
         """Return the segments of each line as text, none for an empty line, and why it cannot be
         cut, "" if it can."""
         cut, failed = list[list[str]](), [""] * len(lines)
@@ -351,7 +341,7 @@ class Translator(Pipeline):
         texts = self.codec.decode(tokens.cpu().numpy())
         for segment, *translated in zip(segments, texts, full.tolist(), lengths.tolist(),
                                         strict=True):
-            segment.text, segment.cut, segment.tokens = translated
+            segment.text, segment.truncated, segment.tokens = translated
 
     def _record_blocks(self, results: Sequence[Result[_Segment]]) -> int:
         """Record the results of blockwise decoding, and return the number of model calls of the
@@ -403,18 +393,19 @@ def _parts_of(segments: list[_Segment], size: int) -> list[list[_Segment]]:
 
 
 def _joined(
-    lines: int, segments: Sequence[_Segment], calls: int, seconds: float, is_complete: bool = True,
+    failed: Sequence[str], segments: Sequence[_Segment], calls: int, seconds: float,
+    is_complete: bool = True,
 ) -> Translated:
-    """Join the translations of segments line by line."""
-    by_line: list[list[_Segment]] = [[] for _ in range(lines)]
+    """Join the translations of segments line by line; `failed` says why a line has none."""
+    by_line: list[list[_Segment]] = [[] for _ in failed]
     for segment in segments:
         by_line[segment.line].append(segment)
-    return Translated(
-        [" ".join(part.text for part in parts) for parts in by_line],
-        [[part.trace for part in parts if part.trace is not None] for parts in by_line],
-        [any(part.cut for part in parts) for parts in by_line],
-        [sum(part.tokens for part in parts) for parts in by_line],
-        [len(parts) for parts in by_line], calls, seconds, is_complete,
-        [next(filter(None, (part.doubt(is_complete) for part in parts)), "") for parts in by_line],
-        [""] * lines,
-    )
+    return Translated([Translation(
+        text=" ".join(part.text for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        traces=[part.trace for part in parts if part.trace is not None],
+        segments=len(parts),
+        truncated=any(part.truncated for part in parts),
+        unusual=next(filter(None, (part.doubt(is_complete) for part in parts)), ""),
+        failed=reason,
+    ) for parts, reason in zip(by_line, failed, strict=True)], calls, seconds, is_complete)

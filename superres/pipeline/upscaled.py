@@ -6,11 +6,11 @@ import dataclasses
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -29,10 +29,44 @@ LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 files."""
 
 
+@dataclass(frozen=True, eq=False)
+class UpscaledPicture:
+    """One picture of a result.
+
+    Attributes:
+        image: uint8 [target, target, 3], RGB.
+        traces: the acceptance traces of all decodes that it needed: of a cascade one per stage, of
+            a finished picture more.
+        record: checkpoint and decoding settings, which the picture's file holds.
+    """
+
+    image: np.ndarray
+    traces: list[RowTrace]
+    record: dict[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """Steps of decoding, of all stages."""
+        return sum(trace.iterations for trace in self.traces)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean number of tokens that a step accepted."""
+        return mean_accepted_block_size(self.traces)
+
+    @property
+    def picture(self) -> DrawnImage:
+        """The image as a Pillow image, whose files say that a model drew it."""
+        return DrawnImage.of(self.image, self.record)
+
+    def _repr_png_(self) -> bytes | None:
+        return images_png(self.image[None])
+
+
 @dataclass(frozen=True)
 class Upscaled:
-    """Result of upscaling a batch, possibly of an unfinished decode; a notebook shows the images of
-    every stage.
+    """Result of upscaling a batch, a sequence of `UpscaledPicture`s, possibly of an unfinished
+    decode; a notebook shows the images of every stage.
 
     Attributes:
         images: uint8 [N, target, target, 3], RGB; 0 where no token is decoded yet.
@@ -71,6 +105,21 @@ class Upscaled:
     scorer: Stages | None = field(default=None, repr=False)
     drawn: np.ndarray | None = None
     averaged: list[Upscaled] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __iter__(self) -> Iterator[UpscaledPicture]:
+        return (self[number] for number in range(len(self)))
+
+    @overload
+    def __getitem__(self, number: int) -> UpscaledPicture: ...
+    @overload
+    def __getitem__(self, number: slice) -> Upscaled: ...
+    def __getitem__(self, number: int | slice) -> UpscaledPicture | Upscaled:
+        if isinstance(number, slice):
+            return self.of_rows(range(len(self))[number])
+        return UpscaledPicture(self.images[number], self.all_traces(number), self.record)
 
     @property
     def stages(self) -> list[Upscaled]:
@@ -155,8 +204,8 @@ class Upscaled:
         """Return the same images, of which each `count` neighbours are samples of an input, the
         likeliest one first."""
         order = self.bits_per_dim.reshape(-1, count).argsort(axis=1, kind="stable")
-        return self.of_rows((order + np.arange(0, len(self.images), count)[:,
-                                                                           None]).ravel().tolist())
+        first = np.arange(0, len(self), count)[:, None]  # of each input, [inputs, 1]
+        return self.of_rows((order + first).ravel().tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the network, which is large."""

@@ -8,30 +8,36 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from superres.checkpoint import find_checkpoint, read_reliability, read_stages
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require, require_whole
-from superres.decoding.batching import Feed, RefilledDecoder, Result, Source, feed_of
+from superres.checkpoint import OpenCheckpoint, open_checkpoint, read_reliability
+from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require_whole
+from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
 from superres.decoding.noise import noise_keys
 from superres.decoding.sum_limits import LimitedModel, Limits
-from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import ScoringModel
-from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import CascadeDecoder, StreamDecoder, stage_keys
-from superres.pipeline.finish import finished, finishing_decoder
-from superres.pipeline.judging import JudgingDecoder, coded_stages
+from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
+from superres.pipeline.finish import finished, finishing_stream
+from superres.pipeline.judging import JudgingStream, bits_of_targets
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
 from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from superres.config import DecodeOptions
+
+OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits", "limited_scoring")
+"""Properties that are computed once, and are others of a cascade than of its last stage."""
 
 # batch size beyond which a device hardly gets faster, by kind of device
 USEFUL_ROWS = {"cpu": 16, "cuda": 1024}
@@ -73,16 +79,16 @@ class Upscaler(Pipeline):
 
     @classmethod
     def load(
-        cls, name_or_dir: str | Path | None = None, device: str = "auto", engine: str = "auto",
+        cls, name_or_dir: str | Path | OpenCheckpoint | None = None, device: str = "auto",
+        engine: str = "auto",
     ) -> Upscaler:
         """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
-        folder = find_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
-        upscaler, *following = (
-            super(Upscaler, cls).load(stage, device, engine) for stage in read_stages(folder)
-            or [folder])
+        checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
+        upscaler, *following = (super(Upscaler, cls).load(stage, device, engine)
+                                for stage in checkpoint.stages or [checkpoint])
         for stage in following:
-            upscaler = stage.after(upscaler, folder.resolve().name)
-        reliability = read_reliability(folder)
+            upscaler = stage.after(upscaler, checkpoint.folder.resolve().name)
+        reliability = read_reliability(checkpoint)
         if reliability is not None and reliability.revision == upscaler.revision:
             upscaler.reliability = reliability
         return upscaler
@@ -102,7 +108,8 @@ class Upscaler(Pipeline):
                                   f"draws {first.face_task.target_size}, {self.name} enlarges "
                                   f"{self.face_task.source_size}")
         cascade = copy.copy(self)
-        vars(cascade).pop("limits", None)  # those of a cascade are narrower
+        for name_of_own in OF_A_STAGE:  # those of a cascade are others
+            vars(cascade).pop(name_of_own, None)
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
         cascade.revision = f"{first.revision}+{self.revision}"
         cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
@@ -119,12 +126,12 @@ class Upscaler(Pipeline):
             raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
 
-    @property
+    @cached_property
     def network_task(self) -> FaceTask:
         """The sizes of the network's input and output."""
         return FaceTask.of(self.model_config)
 
-    @property
+    @cached_property
     def face_task(self) -> FaceTask:
         """The sizes of the first stage's input and of the last stage's output."""
         own = self.network_task
@@ -158,7 +165,7 @@ class Upscaler(Pipeline):
             return self.last
         return self.last.after(self.first.from_size(side), self.name)
 
-    @property
+    @cached_property
     def stages(self) -> int:  # type: ignore[override]
         """Number of stages, 1 unless this is a cascade."""
         return 1 + (0 if self.first is None else self.first.stages)
@@ -167,7 +174,7 @@ class Upscaler(Pipeline):
         """Return the settings by which the last stage, this upscaler's own network, decodes."""
         return options.of_stage(self.stages - 1)
 
-    @property
+    @cached_property
     def tokens_per_image(self) -> int:
         """Number of tokens that all stages decode for an image."""
         return self.model_config.target_length + (0 if self.first is None
@@ -185,9 +192,8 @@ class Upscaler(Pipeline):
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, width: int | None = None, samples: int = 1,
-        keep: str | None = None, finish: str = FINISHES[0],
-        progress: Callable[[int, int], None] | None = None,
+        samples: int = 1, keep: str | None = None, finish: str = FINISHES[0],
+        progress: Callable[[int, int], None] | None = None, **settings: Unpack[DecodeOptions],
     ) -> Upscaled:
         """Upscale a picture or a batch.
 
@@ -199,17 +205,12 @@ class Upscaler(Pipeline):
                 H, W, 3]; RGB, at least as large as the model's input.
             options: block size, acceptance and sampling. If None, the checkpoint's default for the
                 kind of device, which `superres tune` saves, or else
-                `superres.pipeline.pipeline.fastest_exact`.
+                `superres.pipeline.choose.fastest_exact`.
             crop: the squares of a photo that are upscaled: "face" for every face that is found, or
                 the centre if there is none; "centre"; or "X,Y,SIZE[,TURN]", pixels from the top
                 left corner and degrees. See `superres.tasks.photos.choose_crops`.
-            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
-                result if None.
-            width: step width, at least the block size; see
-                `superres.decoding.batching.RefilledDecoder`.
             samples: pictures per image; several need a temperature above 0, and have the noise of
-                the command's samples of the image (`superres.tasks.faces.image_key`), which takes
-                the place of `keys`.
+                the command's samples of the image (`superres.tasks.faces.image_key`).
             keep: "likeliest" returns only the sample of each image with the smallest
                 `Upscaled.bits_per_dim`.
             finish: "mean" averages the exact pictures of the input and of its mirrored copy,
@@ -217,60 +218,75 @@ class Upscaler(Pipeline):
                 `superres.pipeline.finish`.
             progress: called repeatedly with (decoded tokens of the slowest image, with `finish` the
                 mean; their total).
+            **settings: single settings such as `accept="distance", epsilon=2` in place of
+                `options`: see `Pipeline.options`.
 
         Raises:
-            InvalidInputError: a picture cannot be read or used, or there is not one valid key per
-                image.
-            ConfigError: the checkpoint does not support `options`, the crop is unknown, or samples
-                would be equal.
+            InvalidInputError: a picture cannot be read or used.
+            ConfigError: the checkpoint does not support the settings, the crop is unknown, or
+                samples would be equal.
         """
-        options = self.default_of_width(width) if options is None else options
-        check_callable("progress", progress)
+        options = self.given(options, settings)
         require_whole("samples", samples)
+        if finish == FINISHES[0] and samples == 1 and keep is None:
+            return self.decode(sources, options, crop=crop, progress=progress)
         check_keep(keep, samples, finish)
         check_samples(options, samples, finish)
-        given, faces = self._prepare(sources, crop, options, keys)
+        check_callable("progress", progress)
+        given, faces = self._prepare(sources, crop, options, None)
         if not faces:
-            return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0,
-                            given.images)
+            return self._none(given)
         if finish != FINISHES[0]:
-            require((keys, width) == (None, None), f"finish {finish} takes no keys and no width; "
-                    "leave them out")
             return finished(self, given, faces, options, finish, progress)
-        if samples == 1:
-            return self._batch(given, faces, options, width, progress)
-        require(keys is None, "samples have noise of their own; leave out keys, or draw one sample "
-                "per key")
+        # several samples of each input, side by side, each with noise of its own
         numbers = [number for _ in faces for number in range(1, samples + 1)]
         faces = [Face(face.source, image_key(face.source, number)) for face in faces
                  for number in range(1, samples + 1)]
-        drawn = dataclasses.replace(self._batch(given.repeat(samples), faces, options, width,
-                                                progress),
-                                    samples=numbers)
+        drawn = dataclasses.replace(
+            self._batch(given.repeat(samples), faces, options, None, progress), samples=numbers)
         return drawn if keep is None else drawn.by_likelihood(samples).of_rows(
             range(0, len(numbers), samples))
+
+    def decode(
+        self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, width: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Upscaled:
+        """Upscale pictures as a call does, with noise and steps of the caller's.
+
+        Args:
+            sources: see `__call__`, also for `options`, `crop` and `progress`.
+            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
+                result if None.
+            width: step width, at least the block size; see
+                `superres.decoding.batching.Stream`.
+
+        Raises:
+            InvalidInputError: as for a call, or there is not one valid key per image.
+            ConfigError: as for a call.
+        """
+        options = self.default_of_width(width) if options is None else options
+        check_callable("progress", progress)
+        given, faces = self._prepare(sources, crop, options, keys)
+        return (self._batch(given, faces, options, width, progress) if faces
+                else self._none(given))
+
+    def _none(self, given: PhotoSources) -> Upscaled:
+        """Return the result of no pictures."""
+        return Upscaled(np.zeros((0, *self.model_config.target_shape), np.uint8), [], 0.0,
+                        given.images)
 
     def _batch(
         self, given: PhotoSources, faces: list[Face], options: DecodeConfig, width: int | None,
         progress: Callable[[int, int], None] | None,
     ) -> Upscaled:
         """Upscale a batch by all stages; arguments as for a call."""
-        earlier, total = None, self.tokens_per_image
-        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            of_first = None if progress is None else lambda done, _: progress(done, total)
-            earlier = self.first._batch(given, faces, self.options_of_first(options), width,
-                                        of_first)
-            faces = self._enlarging(faces, earlier)
-        started, before = time.perf_counter(), total - self.model_config.target_length
+        total, started = self.tokens_per_image, time.perf_counter()
         for _, results in self._steps(faces, options, width):
             if progress is not None:  # the results of a step take longer than the step
-                progress(before + min(one.trace.tokens for one in results()), total)
-        return self._upscaled(results(), time.perf_counter() - started, given, options, earlier)
-
-    def _enlarging(self, faces: list[Face], earlier: Upscaled) -> list[Face]:
-        """Return the inputs of the last stage."""
-        return list(map(Face, earlier.images,
-                        stage_keys([face.key for face in faces], self.stages - 1)))
+                progress(min(sum(trace.tokens for trace in stage_traces(one))
+                             for one in results()), total)
+        return self.upscaled(results(), given, options, time.perf_counter() - started)
 
     def options_of_first(self, options: DecodeConfig) -> DecodeConfig:
         """Return the settings of the first stage: its own default for the default, or `options`
@@ -278,14 +294,15 @@ class Upscaler(Pipeline):
         first = self.first
         if first is None or options == self.default:
             return options if first is None else first.default
-        if options.block_size is None:
+        heads = first.model_config.prediction_heads
+        if options.block_size is None or options.block_size <= heads:
             return options
-        size = min(options.block_size, first.model_config.prediction_heads)
+        size = heads
         return dataclasses.replace(options, block_size=size, min_block=min(options.min_block, size))
 
     def stream(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
-        keys: Sequence[int] | None = None, interval: float = 0.125,
+        interval: float = 0.125, **settings: Unpack[DecodeOptions],
     ) -> Iterator[Upscaled]:
         """Upscale a batch, and yield intermediate results; closing the iterator stops the decoding.
 
@@ -296,30 +313,24 @@ class Upscaler(Pipeline):
             Intermediate results, and last the complete result, which equals that of a call.
             `seconds` excludes the time that the caller takes between two results.
         """
-        options = self.default if options is None else options
+        return self.decode_stream(sources, self.given(options, settings), crop=crop,
+                                  interval=interval)
+
+    def decode_stream(
+        self, sources: Pictures, options: DecodeConfig, *, crop: str = DEFAULT_CROP,
+        keys: Sequence[int] | None = None, interval: float = 0.125,
+    ) -> Iterator[Upscaled]:
+        """Yield what `stream` does, with the `keys` of `decode`."""
         given, faces = self._prepare(sources, crop, options, keys)
         if not faces:
             raise InvalidInputError("there are no images to upscale; give at least one")
-        yield from self._frames(given, faces, options, interval)
-
-    def _frames(
-        self, given: PhotoSources, faces: list[Face], options: DecodeConfig, interval: float,
-    ) -> Iterator[Upscaled]:
-        """Yield intermediate results of all stages; those of an earlier stage are
-        `Upscaled.earlier`."""
-        earlier = None
-        if self.first is not None and faces[0].source.shape != self.network_task.source_shape:
-            for frame in self.first._frames(given, faces, self.options_of_first(options), interval):
-                earlier = frame
-                yield self._upscaled([], 0.0, given, options, frame)
-            faces = self._enlarging(faces, frame)
         for results, seconds, _ in at_intervals(self._steps(faces, options), interval):
-            yield self._upscaled(results, seconds, given, options, earlier)
+            yield self.upscaled(results, given, options, seconds)
 
     def refilled(
         self, feed: Feed[Any], options: DecodeConfig | None, rows: int, samples: int = 1,
         judged: bool = False, finish: str = FINISHES[0],
-    ) -> StreamDecoder:
+    ) -> PictureStream:
         """Upscale a stream of images, `rows` at a time; the next image takes the place of a
         complete one in the batch.
 
@@ -332,37 +343,39 @@ class Upscaler(Pipeline):
         """
         options = self.default if options is None else options
         if finish != FINISHES[0]:
-            return finishing_decoder(self, feed, options, rows, finish)
+            return finishing_stream(self, feed, options, rows, finish)
         if samples > 1 or judged:
-            return JudgingDecoder(self, feed, lambda drawn: self.refilled(drawn, options, rows),
-                                  samples)
+            return JudgingStream(self, feed, lambda drawn: self.refilled(drawn, options, rows),
+                                 samples)
         return self.staged(feed, options, rows)
 
     def staged(
         self, feed: Feed[Any], options: DecodeConfig, rows: int,
-        small: Callable[[Feed[Any]], StreamDecoder] | None = None,
-    ) -> StreamDecoder:
-        """Return the decoder of `refilled`; `small` makes that of the inputs of a cascade's last
-        stage, if given."""
+        small: Callable[[Feed[Any]], PictureStream] | None = None, *, batch: bool = False,
+        width: int | None = None,
+    ) -> Stream[Any] | CascadeStream:
+        """Return the stream of `refilled`: the one loop over the stages.
+
+        `small` makes the stream of the inputs of a cascade's last stage, if given. `batch` and
+        `width` are those of every stage's `superres.decoding.batching.Stream`.
+        """
         own, first = self.of_last(options), self.first
 
-        def decoder(sources: Feed[Any]) -> RefilledDecoder[Any]:
-            return self._decoder(self.scoring_for(own), sources, self._sources, own, rows)
+        def stream(sources: Feed[Any]) -> Stream[Any]:
+            return self._stream(self.scoring_for(own), sources, self._sources, own, rows,
+                                batch=batch, width=width)
 
         if first is None:
-            return decoder(feed)
-        drawn = small or (lambda inputs: first.refilled(inputs, self.options_of_first(options),
-                                                        rows))
-        return CascadeDecoder(feed, drawn, decoder, first.face_task, rows, self.stages - 1)
+            return stream(feed)
+        drawn = small or (lambda inputs: first.staged(inputs, self.options_of_first(options), rows,
+                                                      batch=batch, width=width))
+        return CascadeStream(feed, drawn, stream, first.face_task, rows, self.stages - 1)
 
     def _steps(self, faces: list[Face], options: DecodeConfig,
                width: int | None = None) -> Steps[list[Result[Face]]]:
-        """Upscale a batch by the last stage: a stream that ends, whose images all begin
-        together."""
-        options = self.of_last(options)
-        decoder = self._decoder(self.scoring_for(options), feed_of(faces), self._sources, options,
-                                len(faces), batch=True, width=width)
-        return batch_steps(decoder)
+        """Upscale a batch by all stages: a stream that ends, whose images all begin together."""
+        return batch_steps(self.staged(feed_of(faces), options, len(faces), batch=True,
+                                       width=width))
 
     def _sources(self, faces: Sequence[Face]) -> Source:
         return self.source_tokens(np.stack([face.source for face in faces])), None
@@ -399,52 +412,34 @@ class Upscaler(Pipeline):
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray,
                      batch_size: int = 8) -> np.ndarray:
         """Return the bits per token of the target, its code length under p1, for each target image,
-        float64 [N].
-
-        Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
-        `batch_size` together. The code is that of p1 without limits. With limits
-        (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has
-        probability 0, and true pictures seldom do.
-
-        A cascade codes the reduced target first, by its first stages, and then the target given the
-        reduced one, by its last stage: -log2 p(reduced | source) - log2 p(target | reduced), over
-        the tokens of the target. This code can be decoded, so its length is an upper bound of -log2
-        p(target | source). That probability sums over all pictures between the stages: without
-        limits, the last stage may draw the target from others than the reduced one, too.
-        """
-        shapes = self.face_task.source_shape, self.face_task.target_shape
-        for images, shape in zip((sources, targets), shapes, strict=True):
-            encode(images)  # refuses other types
-            if images.shape != (len(sources), *shape):
-                raise InvalidInputError(f"images of the shape {list(images.shape)} are not "
-                                        f"{[len(sources), *shape]}; give as many inputs as "
-                                        "targets, at the checkpoint's sizes")
-        require_whole("batch-size", batch_size)
-        pictures, upscaler = [targets], self
-        while upscaler.first is not None:
-            pictures.insert(0, upscaler.network_task.both_sizes(pictures[0])[1])
-            upscaler = upscaler.first
-        tokens = self.model_config.target_length
-        return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
-                              * (pair[1].shape[1] / tokens)
-                              for model, pair in coded_stages(self, [sources, *pictures])))
+        float64 [N]: see `superres.pipeline.judging.bits_of_targets`."""
+        return bits_of_targets(self, sources, targets, batch_size)
 
     def record(self, options: DecodeConfig, finish: str = FINISHES[0]) -> dict[str, Any]:
         """Return how pictures are drawn with `options` and finished, as their files hold it."""
         how = {"checkpoint": f"{self.name}@{self.revision}", "config": options.to_dict()}
         return how if finish == FINISHES[0] else {**how, "finish": finish}
 
-    def _upscaled(
-        self, results: list[Result[Face]], seconds: float, given: PhotoSources,
-        options: DecodeConfig, earlier: Upscaled | None,
+    def upscaled(
+        self, results: Sequence[Result[Any]], given: PhotoSources,
+        options: DecodeConfig | None = None, seconds: float | None = None,
     ) -> Upscaled:
-        """Return the result of a batch; no `results` if no image has begun in the last stage."""
-        count = len(given.images)
-        images = self.face_task.decode(
-            torch.stack([one.tokens for one in results]).numpy()) if results else (
-                np.zeros((count, *self.face_task.target_shape), np.uint8))
-        traces = [one.trace for one in results] or [RowTrace([], [], np.empty((0, 1), np.int64))
-                                                    for _ in range(count)]
-        seconds += 0.0 if earlier is None else earlier.seconds
-        return Upscaled(images, traces, seconds, given.images, given.crops, given.inputs,
-                        given.notes, earlier, self.record(options), scorer=self)
+        """Return the pictures of a batch, possibly of an unfinished one, with those of the stages
+        before.
+
+        Without `options`, they are those that a finished picture is made of. `seconds` are the sum
+        of the pictures' own if None.
+        """
+        before = [one.earlier for one in results if one.earlier is not None]
+        earlier = None
+        if before and self.first is not None:
+            earlier = self.first.upscaled(
+                before, given, None if options is None else self.options_of_first(options))
+        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+        made = Upscaled(
+            images, [one.trace for one in results],
+            sum(one.seconds for one in results) if seconds is None else seconds,
+            np.stack([one.item.source for one in results]), given.crops, given.inputs,
+            earlier=earlier)
+        return made if options is None else dataclasses.replace(
+            made, notes=given.notes, record=self.record(options), scorer=self)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -125,7 +126,7 @@ class FaceTask:
                 f"{CHANNELS}]")
         return cls(network.source_shape[0], network.target_shape[0])
 
-    @property
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         """Sides of the inputs of all stages."""
         return self.source, *self.between
@@ -139,22 +140,22 @@ class FaceTask:
         return FaceTask(int(side), self.target,
                         tuple(other for other in self.between if other > side))
 
-    @property
+    @cached_property
     def source_shape(self) -> tuple[int, int, int]:
         """Shape of an input."""
         return self.source, self.source, CHANNELS
 
-    @property
+    @cached_property
     def target_shape(self) -> tuple[int, int, int]:
         """Shape of an output."""
         return self.target, self.target, CHANNELS
 
-    @property
+    @cached_property
     def source_size(self) -> str:
         """The input's size in messages, such as "6x6"."""
         return f"{self.source}x{self.source}"
 
-    @property
+    @cached_property
     def target_size(self) -> str:
         """The output's size in messages, such as "18x18"."""
         return f"{self.target}x{self.target}"

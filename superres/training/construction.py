@@ -17,7 +17,7 @@ from superres.checkpoint import load_checkpoint, load_weights
 from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
-from superres.pipeline.pipeline import pick_device
+from superres.pipeline.choose import pick_device
 from superres.system.machine import free_bytes, usable_cores
 from superres.training.muon import Muon
 from superres.training.stage import Stage

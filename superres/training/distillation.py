@@ -47,7 +47,7 @@ def decode_own_faces(
     def write(rows: slice, part: Path) -> None:
         sources, ids = pairs.lr[rows], pairs.ids[rows]
         keys = [image_key(source, 1) for source in sources]
-        write_npz(FacePairs(upscaler(sources, decode, keys=keys).images, sources, ids), part)
+        write_npz(FacePairs(upscaler.decode(sources, decode, keys=keys).images, sources, ids), part)
 
     def join(parts: list[Path]) -> None:
         decoded = [read_faces(part, upscaler.face_task).hr for part in parts]
@@ -79,8 +79,8 @@ def translate_pairs(
 
     def write(rows: slice, part: Path) -> None:
         lines = pairs.source[rows]
-        found = translator(lines, search, batch_size=batch_size,
-                           keys=range(rows.start, rows.start + len(lines)))
+        found = translator.decode(lines, search, batch_size=batch_size,
+                                  keys=range(rows.start, rows.start + len(lines)))
         write_result(part, _text(found.texts))
 
     def join(parts: list[Path]) -> None:

@@ -22,7 +22,7 @@ from superres.checkpoint import (
 from superres.config import BeamConfig, DecodeConfig, file_name, reader_of, require
 from superres.errors import ConfigError, shown
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.pipeline import fastest_exact, pick_device
+from superres.pipeline.choose import fastest_exact, pick_device
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json

@@ -15,7 +15,8 @@ import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline.resolved_options import FINISHES, resolve_options
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translated import Translated
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
@@ -114,8 +115,8 @@ class Decoder:
         resolved = {name: resolve_options(options, upscaler, samples) for name,
                     options in variants.items()}
         streams = {
-            name: upscaler.stream(sources.repeat(samples, axis=0), options, keys=keys,
-                                  interval=self.frame_seconds)
+            name: upscaler.decode_stream(sources.repeat(samples, axis=0), options, keys=keys,
+                                         interval=self.frame_seconds)
             for name, options in resolved.items()}
         yield from self._run(purpose, deadline, {
             name: judged_last(stream, samples) if judged and name == [*streams][-1] else stream
@@ -133,8 +134,8 @@ class Decoder:
         """
         upscaler = self.upscaler if size is None else self.upscaler.at_size(size)
         keys = [image_key(source, sample) for sample in samples]
-        return self._whole(purpose, upscaler, source[None].repeat(len(keys), axis=0), options,
-                           check, keys=keys)
+        return self._whole(purpose, upscaler.decode, source[None].repeat(len(keys), axis=0),
+                           options, check, keys=keys)
 
     def finish(
         self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str,
@@ -147,10 +148,11 @@ class Decoder:
         return self._whole(purpose, upscaler, sources, options, check, deadline, finish=finish)
 
     def _whole(
-        self, purpose: str, upscaler: Upscaler, sources: Pixels, options: DecodeConfig, check: Callable[[], None],
-        deadline: Deadline | None = None, **more: Any,  # noqa: ANN401 -- arguments of the call
+        self, purpose: str, upscale: Callable[..., Upscaled], sources: Pixels,
+        options: DecodeConfig, check: Callable[[], None], deadline: Deadline | None = None,
+        **more: Any,  # noqa: ANN401 -- arguments of the call
     ) -> Upscaled:
-        """Call an upscaler in the request's turn; `check` is called repeatedly."""
+        """Call `upscale` in the request's turn; `check` is called repeatedly."""
         limit = deadline or self.deadline()
 
         def go_on(*_: int) -> None:
@@ -159,7 +161,7 @@ class Decoder:
 
         def whole() -> Iterator[Upscaled]:
             check()
-            yield upscaler(sources, options, progress=go_on, **more)
+            yield upscale(sources, options, progress=go_on, **more)
 
         (frames,) = self._run(purpose, limit, {"": whole()})
         return frames[""]

@@ -24,7 +24,7 @@ from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
 from superres.pipeline.resolved_options import FINISHES
-from superres.pipeline.translator import Translated
+from superres.pipeline.translated import Translated
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS
@@ -138,8 +138,7 @@ def steps_of(result: Upscaled | Translated) -> int:
     """Return the steps of a decode: the iterations of all stages or sentences; of beam search, the
     model calls."""
     if isinstance(result, Translated):
-        return (sum(trace.iterations for line in result.traces for trace in line)
-                or result.model_calls)
+        return sum(line.steps for line in result) or result.model_calls
     return sum(trace.iterations for stage in result.stages for trace in stage.traces)
 
 

@@ -19,7 +19,8 @@ from superres.config import TRANSLATION, BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
 from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translated import Translated
+from superres.pipeline.translator import Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value
@@ -176,13 +177,14 @@ def report_of(translator: Translator, options: DecodeConfig | BeamConfig,
     resolved = {} if isinstance(options,
                                 BeamConfig) else {"block_size": translator.block_size(options)}
     lines = []
-    for number, traces in enumerate(result.traces, 1):
-        entry: dict[str, Any] = {"line": number, "tokens": result.tokens[number - 1],
-                                 "parts": result.parts[number - 1], "cut": result.cut[number - 1]}
-        if traces:
-            entry["iterations"] = sum(trace.iterations for trace in traces)
-            entry["mean_accepted_block_size"] = mean_accepted_block_size(list(traces))
-            entry["steps"] = [translator.codec.names(tokens) for tokens in accepted_tokens(traces)]
+    for number, line in enumerate(result, 1):
+        entry: dict[str, Any] = {"line": number, "tokens": line.tokens, "parts": line.segments,
+                                 "cut": line.truncated}
+        if line.traces:
+            entry["iterations"] = line.steps
+            entry["mean_accepted_block_size"] = mean_accepted_block_size(line.traces)
+            entry["steps"] = [translator.codec.names(tokens)
+                              for tokens in accepted_tokens(line.traces)]
         lines.append(entry)
     return {"complete": result.is_complete, "seconds": result.seconds,
             "model_calls": result.model_calls,
@@ -208,8 +210,8 @@ def translations_html(
     parts = []
     for name, result in frames.items():
         heading = f"<h3>{escape(name)}</h3>" if name else ""
-        traces = [trace for line in result.traces for trace in line]  # none of beam search
-        statistics = [("tokens", f"{sum(result.tokens):,}"),
+        traces = result.traces  # none of beam search
+        statistics = [("tokens", f"{sum(line.tokens for line in result):,}"),
                       ("steps", f"{drawing.steps_of(result):,}"),
                       *([("tokens per step", f"{mean_accepted_block_size(traces):.1f}")] if traces
                         else []), ("seconds", f"{result.seconds:.3f}")]
@@ -230,12 +232,12 @@ def lines_html(translator: Translator, lines: Sequence[str], result: Translated,
     """Return the translations with accepted blocks marked; with `times`, when the replay shows
     them."""
     items = []
-    for source, text, traces in zip(lines, result.texts, result.traces, strict=True):
-        if traces:
-            html = blocks_html(translator, traces, times, slower)
+    for source, line in zip(lines, result, strict=True):
+        if line.traces:
+            html = blocks_html(translator, line.traces, times, slower)
         else:
             seconds = f' style="--at: {slower * times[-1][1]:.3f}s"' if times else ""
-            html = (f"<span{seconds}>{escape(text)}</span>" if source.strip()
+            html = (f"<span{seconds}>{escape(line.text)}</span>" if source.strip()
                     else "<i>an empty line</i>")
         items.append(f"<li>{html}</li>")
     return (f'<ol class="sr-text{" sr-replay" if times else ""}{" sr-single" if len(items) == 1 else ""}" '
@@ -266,10 +268,10 @@ def blocks_html(translator: Translator, traces: Sequence[RowTrace], times: Times
 
 def steps_html(translator: Translator, result: Translated) -> str:
     """Return the accepted tokens of each step, as in section 7.4 of the paper; "" without any."""
-    is_single = len(result.traces) == 1
+    is_single = len(result) == 1
     text = "\n\n".join("\n".join([*([] if is_single else [f"Line {number}"]),
-                                  *trace_lines(translator, traces)])
-                       for number, traces in enumerate(result.traces, 1) if traces)
+                                  *trace_lines(translator, line.traces)])
+                       for number, line in enumerate(result, 1) if line.traces)
     return text and (f"<details{' open' if is_single else ''}><summary>Steps</summary>"
                      f'<pre class="sr-trace" tabindex="0">{escape(text)}</pre></details>')
 
@@ -298,9 +300,9 @@ def text_stepper(translator: Translator, frames: dict[str, Translated]) -> str:
     none has a trace."""
     decodes = [
         {"name": f"{name}, line {number}" if name else f"Line {number}",
-         "seconds": result.seconds, "parts": [_stepper_part(translator, trace) for trace in traces]}
-        for name, result in reversed(frames.items()) for number,
-        traces in enumerate(result.traces, 1) if traces]
+         "seconds": result.seconds, "parts": [_stepper_part(translator, trace) for trace in line.traces]}
+        for name, result in reversed(frames.items())
+        for number, line in enumerate(result, 1) if line.traces]
     return drawing.stepper("text", decodes, translator.languages[1]) if decodes else ""
 
 

@@ -83,7 +83,7 @@ def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(checkpoint, want
 def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, capsys):
     assert translate(checkpoint, LINES[0], "--trace", "--block-size", 2) == 0
     captured = capsys.readouterr()
-    trace, = load(checkpoint, "cpu")(LINES[:1], DecodeConfig(block_size=2)).traces[0]
+    trace, = load(checkpoint, "cpu")(LINES[:1], DecodeConfig(block_size=2)).traces
     steps = [line for line in captured.err.splitlines() if line.startswith("Step ")]
     assert len(steps) == trace.iterations
     counts = [int(step.split()[2]) for step in steps]

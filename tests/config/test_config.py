@@ -16,7 +16,7 @@ from fakes import VARIANTS, random_model, random_tokens
 from decodes import decode
 from superres.config import PRESETS, BeamConfig, DecodeConfig, ModelConfig, QualityBound
 from superres.errors import ConfigError
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.training.stage import Stage
 
 EXAMPLES = [*PRESETS.values(), DecodeConfig(), DecodeConfig(block_size=4, temperature=0.9,

@@ -42,7 +42,8 @@ from superres.checkpoint import (
 )
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig, ModelConfig
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.proposers.ngrams import NgramTable
 from superres.decoding.state import NanCheck
@@ -201,7 +202,8 @@ def test_scores_that_are_not_finite_stop_every_other_decode():
     source, _ = random_tokens(SMALL, 3)
     feed = feed_of([Waiting(row, key) for key, row in enumerate(source)])
     with pytest.raises(ScoresError):
-        list(RefilledDecoder(StepModel(overflowing(SMALL)), feed, stacked, DecodeConfig(), 2).run())
+        algorithm = Algorithm(StepModel(overflowing(SMALL)), DecodeConfig())
+        list(Stream(algorithm, feed, stacked, 2).run())
 
 
 def test_tokens_may_be_left_out_but_not_all_of_them():

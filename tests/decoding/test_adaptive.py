@@ -16,22 +16,23 @@ from fakes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from stepping import check_steps
 
 from decodes import Numbered, decode
 from superres.checkpoint import save_checkpoint
 from superres.config import CostRecord, DecodeConfig, StepCosts, general_costs
 from superres.decoding import cost
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.torch_model import StepModel
-from superres.pipeline.block_sizes import BlockSizes
-from superres.pipeline.recorded_costs import COSTS, read_costs, record_for, save_costs
+from superres.pipeline.choose import BlockSizes, record_for
+from superres.pipeline.recorded_costs import COSTS, read_costs, save_costs
 from superres.pipeline.upscaler import Upscaler
+from tests.nn.helpers import check_steps
 
 HEADS = SMALL.prediction_heads
 
@@ -77,11 +78,11 @@ def test_blocks_are_decoded_only_where_a_whole_decode_gains(alone, start, expect
     assert sizes.get(DecodeConfig(), source) is None
     # Where blocks of at least two tokens are asked for, there is no choice.
     assert sizes.get(replace(OPTIONS, min_block=2), source) == HEADS
-    decoder = RefilledDecoder(sizes.model, feed_of([Numbered(row, row) for row in range(3)]),
-                              lambda items: (source[[item.row for item in items]], None), OPTIONS,
-                              3, adaptive=lambda *found: sizes.get(OPTIONS, *found))
-    list(decoder.run())
-    assert decoder.loop.plain.session.width == expected
+    algorithm = Algorithm(sizes.model, OPTIONS, adaptive=lambda *found: sizes.get(OPTIONS, *found))
+    stream = Stream(algorithm, feed_of([Numbered(row, row) for row in range(3)]),
+                    lambda items: (source[[item.row for item in items]], None), 3)
+    list(stream.run())
+    assert stream.loop.plain.session.width == expected
 
 
 def test_the_costs_are_those_of_the_nearest_batch():

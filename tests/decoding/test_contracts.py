@@ -29,7 +29,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
 from superres.interfaces import Session
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import ENGINES, step_model
+from superres.pipeline.choose import ENGINES, step_model
 from superres.tasks.registry import TASK_FILES, TASKS
 from tests.proofs.test_refill import refilled
 

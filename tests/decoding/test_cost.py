@@ -20,9 +20,9 @@ from cost_model import (
     operations_factor,
 )
 from decodes import decode
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 from tests.proofs.test_speculative import VERIFIER, MarkovModel, speculative
@@ -92,10 +92,9 @@ def test_both_measures_of_alpha_agree_with_the_distributions():
     options = speculative(block_size=2)
 
     def overlap(proposer, rows):
-        model = with_proposer_state(VERIFIER, proposer)
-        return mean_overlap(
-            BlockwiseLoop(model, model.session(source[:rows], 2), options, torch.arange(rows), 2,
-                          proposer))
+        algorithm = Algorithm(VERIFIER, options, proposer)
+        session = algorithm.model.session(source[:rows], 2)
+        return mean_overlap(BlockwiseLoop(algorithm, session, torch.arange(rows)))
 
     seen = acceptance_rate(decode(VERIFIER, source, options, proposer=DraftProposer(draft)).traces,
                            2)

@@ -30,18 +30,18 @@ from proposers import Comparison, Variant, batch_of, parse_proposers
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.workload import text_workload
 from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession
 from superres.pipeline.auto import load
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.system.machine import Timer
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
@@ -240,8 +240,8 @@ def test_a_draft_learns_from_its_teacher(folder, tmp_path, monkeypatch):
     assert json.loads((made / "training.jsonl").read_text())["settings"]["teacher"] == str(folder)
     translator = load(folder, "cpu")
     options = DecodeConfig(4, proposer="draft", draft=str(made))
-    assert translator(LINES, options, width=4).texts == translator(LINES, DecodeConfig(1),
-                                                                   width=4).texts
+    drafted, alone = (translator.decode(LINES, one, width=4) for one in (options, DecodeConfig(1)))
+    assert drafted.texts == alone.texts
 
 
 def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_path, capsys):
@@ -334,14 +334,13 @@ def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampl
     model, source = step_model(verifier, engine=engine), random_tokens(verifier.config, 2)[0]
     options = DecodeConfig(3, proposer=name, **sampling)
     proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(verifier))
-    stateful = with_proposer_state(model, proposer)
-    loop = BlockwiseLoop(stateful, stateful.session(source, 3), options, torch.arange(2), 3,
-                         proposer)
+    algorithm = Algorithm(model, options, proposer)
+    loop = BlockwiseLoop(algorithm, algorithm.model.session(source, 3), torch.arange(2))
     loop.run(1)
     while not loop.done():
         assert proposers.verification(loop) > 0
         loop.run(1)
-    assert loop.is_native == (engine == "native" and name in ("heads", "draft"))
+    assert loop.runs_whole == (engine == "native" and name in ("heads", "draft"))
     decoded = decode(model, source, options, proposer=proposer)
     assert torch.equal(result_of(loop).tokens, decoded.tokens)
     assert [trace.accepted for trace in result_of(loop).traces] == [trace.accepted

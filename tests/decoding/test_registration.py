@@ -21,7 +21,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import ENGINES
+from superres.pipeline.choose import ENGINES
 
 SMALL = replace(TINY, target_shape=(16, 16, 3))
 
@@ -160,7 +160,7 @@ import sys
 import superres
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
-from superres.pipeline.engines import ENGINES
+from superres.pipeline.choose import ENGINES
 assert not any(name.startswith("its_") for name in sys.modules)
 for registry in (PROPOSERS, CRITERIA, ENGINES):
     for name in registry:

@@ -22,7 +22,8 @@ from training_runs import image_batches, training_steps
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.torch_model import StepModel
@@ -100,9 +101,9 @@ def test_text_with_every_proposer_and_padding(proposer, sampling):
 def test_rows_are_refilled_in_place(way):
     (cpu, gpu), source = on_both(CONFIG), random_tokens(CONFIG, 7)[0]
     waiting = [Waiting(one, key, key) for key, one in enumerate(source.to(CUDA))]
-    decoder = RefilledDecoder(gpu, ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), stacked, WAYS[way],
-                              ROWS)
-    for one in [one for some in decoder.run() for one in some]:
+    stream = Stream(Algorithm(gpu, WAYS[way]), ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), stacked,
+                    ROWS)
+    for one in [one for some in stream.run() for one in some]:
         alone = decode(cpu, source[one.item.tag, None], WAYS[way],
                        keys=torch.tensor([one.item.tag]))
         assert one.tokens.tolist() == alone.tokens[0].tolist()

@@ -25,6 +25,7 @@ import triton.language as tl
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import ConfigError, ScoresError
@@ -33,7 +34,7 @@ from superres.gpu.model import TritonModel
 from superres.gpu.sum_order import sum_orders
 from superres.gpu.weights import Tuning, filling, pack
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.tasks.consistency import cell_limits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,9 +86,8 @@ def sources(config, rows, seed=0):
 @torch.inference_mode()
 def begun(model, source, options, tokens):
     """Return a loop that has decoded the first `tokens` tokens, in two launches."""
-    size = options.block_size
-    loop = BlockwiseLoop(model, model.session(source, size), options,
-                         torch.arange(len(source), device=DEVICE), size)
+    loop = BlockwiseLoop(Algorithm(model, options), model.session(source, options.block_size),
+                         torch.arange(len(source), device=DEVICE))
     loop.plain.state.limit.fill_(tokens)
     for count in (2, *[16] * tokens):
         loop.run(0 if loop.done() else count)
@@ -110,8 +110,8 @@ def assert_same_traces(found, expected):
 def test_decodes_as_the_plain_engine(way, limited):
     source = sources(CONFIG, 1 if WAYS[way].is_sampling else 2)
     found, expected = (begun(model, source, WAYS[way], 4) for model in models(limited=limited))
-    assert found.is_native
-    assert not expected.is_native
+    assert found.runs_whole
+    assert not expected.runs_whole
     assert torch.equal(found.plain.state.tokens[:, :4], expected.plain.state.tokens[:, :4])
     assert_same_traces(found.recorder.rows(), expected.recorder.rows())
 
@@ -175,7 +175,7 @@ def test_rows_are_refilled_and_kept(options):
     engine, plain = models()
     source = sources(CONFIG, 4, seed=4)
     finished, decoder = refilled(engine, source, options, 2, ready=[1, 0, 1])
-    assert decoder.loop.is_native
+    assert decoder.loop.runs_whole
     assert_equal(finished, plain, source, options)
 
 
@@ -192,8 +192,9 @@ def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
     engine, _ = models(NETWORKS[network])
     rows, size = 6, 8
     with torch.inference_mode():
-        loop = BlockwiseLoop(engine, engine.session(sources(CONFIG, rows), size),
-                             DecodeConfig(size), torch.arange(rows, device=DEVICE), size)
+        loop = BlockwiseLoop(Algorithm(engine, DecodeConfig(size)),
+                             engine.session(sources(CONFIG, rows), size),
+                             torch.arange(rows, device=DEVICE))
     held = [*loop.plain.session.row_state(), *loop.decoder.tensors[: -len(engine.weights.tensors)]]
     found = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
                  for one in held}.values())
@@ -285,7 +286,7 @@ def test_each_kernel_is_tested_before_its_first_use(
         monkeypatch.setattr(module, name, wrong)
     chosen = LimitedModel(engine, limits_of(CONFIG)) if limited else engine
     for _ in range(2):
-        assert begun(chosen, sources(CONFIG, rows), options, 1).is_native is works
+        assert begun(chosen, sources(CONFIG, rows), options, 1).runs_whole is works
     said = "decoding with the engine plain, which is slower: its test of temperature"
     assert caplog.text.count(said) == caplog.text.count("plain") == 1 - works
 

@@ -139,7 +139,7 @@ def by_mouse(page, demo, astronaut):
     page.click("#run")
     see_as_drawn(page)
     source = reduced(astronaut, moved)
-    expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
+    expected = demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)])
     link = page.locator("#results a.sr-download").first
     np.testing.assert_array_equal(np.asarray(picture(link.get_attribute("href"))),
                                   expected.images[0])

@@ -63,7 +63,7 @@ def watch_a_decode(page, demo, frames):
     page.wait_for_selector("#stop", state="hidden")
     assert page.locator("#results .sr-block").count() == 0
     source = read_image(FACES[1])
-    expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)])
+    expected = demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)])
     see_as_drawn(page)
     face = picture(page.locator("#results a.sr-download").first.get_attribute("href"))
     np.testing.assert_array_equal(np.asarray(face), expected.images[0])

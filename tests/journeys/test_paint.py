@@ -45,7 +45,7 @@ def drawn(page):
 
 
 def face_for(demo, source):
-    return demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
+    return demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
 
 
 def text_of(source):

@@ -144,7 +144,7 @@ def replace_results(page, demo):
         choose_face(page, face)
         upscale(page)
         source = read_image(FACES[face])
-        expected = demo.decoder.upscaler(source[None], keys=[image_key(source, 1)]).images[0]
+        expected = demo.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).images[0]
         np.testing.assert_array_equal(np.asarray(picture(page.get_attribute(SHOWN, "src"))),
                                       expected)
         assert page.locator("superres-viewer input[type=range]").count() == 1
@@ -317,8 +317,8 @@ def test_the_choice_of_the_drawn_face_lasts_and_the_finished_one_comes_when_aske
         upscale(page)
         see_as_drawn(page)
     assert len(asked) <= 1
-    drawn = demo.decoder.upscaler(read_image(FACES[2])[None],
-                                  keys=[image_key(read_image(FACES[2]), 1)]).images[0]
+    drawn = demo.decoder.upscaler.decode(read_image(FACES[2])[None],
+                                         keys=[image_key(read_image(FACES[2]), 1)]).images[0]
     np.testing.assert_array_equal(shown(page), drawn)
     page.get_by_role("radio", name="Finished").check()
     page.get_by_text("The mean of 2 pictures, sharpened").wait_for()

@@ -121,8 +121,8 @@ def drawn_in_python(upscaler, x, sample=1, block=0, **changes):
     source, steps = pixels_of(x, upscaler.face_task), list[int]()
     for number, stage in enumerate(stages_of(upscaler)):
         options = {"adaptive": False, "block_size": block or exact_block(stage), **changes}
-        result = upscaler(source[None], upscaler.default.changed(options),
-                          keys=[image_key(source, sample)])
+        result = upscaler.decode(source[None], upscaler.default.changed(options),
+                                 keys=[image_key(source, sample)])
         steps.append(result.stages[number].traces[0].iterations)
     return steps, short_digest(result.images[0].tobytes())
 

@@ -51,7 +51,7 @@ def test_a_large_face_is_drawn_from_the_second_stage_on_if_the_visitor_asks(visi
     np.testing.assert_array_equal(shown(page), last(source[None], finish="mean").images[0])
     see_as_drawn(page)
     np.testing.assert_array_equal(shown(page),
-                                  last(source[None], keys=[image_key(source, 1)]).images[0])
+                                  last.decode(source[None], keys=[image_key(source, 1)]).images[0])
     names = [name.split(":")[0]
              for name in page.locator(".sr-compared figcaption").all_inner_texts()]
     assert names == ["Input, 32x32", "Lanczos", "superres, 64x64", "Truth"]
@@ -93,7 +93,7 @@ def test_the_choice_of_a_size_is_hidden_for_small_inputs_which_are_stepped_throu
     page.locator("#results summary", has_text="Step through it").click()
     page.locator("#results .sr-scrubber").last.press("Home")
     source = read_image(FACES[0])
-    small = cascade.decoder.upscaler(source[None], keys=[image_key(source, 1)]).earlier.images[0]
+    small = cascade.decoder.upscaler.decode(source[None], keys=[image_key(source, 1)]).earlier.images[0]
     page.wait_for_function(
         "[...document.querySelectorAll('superres-stepper')].at(-1).view.below.complete")
     seen = picture(

@@ -82,7 +82,7 @@ def expected(upscaler, source, way):
             block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2),
             consistent=True, temperature=way.get("temperature", 0.0), seed=way.get("seed", 0),
             nucleus=upscaler.default.nucleus)
-        drawn[size] = upscaler.at_size(way.get("size", 64))(
+        drawn[size] = upscaler.at_size(way.get("size", 64)).decode(
             source[None], options, keys=[image_key(source, way.get("sample", 1))])
     traces = [drawn[size].stages[number].traces[0]
               for number, size in enumerate(sizes[: len(drawn[sizes[0]].stages)])]

@@ -11,7 +11,8 @@ from fakes import NATIVE, PLAIN, SMALL, Waiting, random_model, random_tokens, st
 
 from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.cost import measured_costs
 from superres.native.encoder import PARTS
 from superres.nn.torch_model import SOURCE_MULTIPLE
@@ -137,7 +138,7 @@ def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypa
     monkeypatch.delattr("superres.nn.model.EncoderDecoder.encode")
     alone = decode(model, source, DecodeConfig()).tokens
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    done = [one for some in RefilledDecoder(model, feed, stacked, DecodeConfig(), 2).run()
+    done = [one for some in Stream(Algorithm(model, DecodeConfig()), feed, stacked, 2).run()
             for one in some]
     assert len(done) == len(source)
     assert all(torch.equal(one.tokens, alone[one.item.tag]) for one in done)

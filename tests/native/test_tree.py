@@ -14,11 +14,11 @@ from superres.config import DecodeConfig
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.decoding.sum_limits import LimitedModel
+from superres.interfaces import Tree
 from superres.native.model import NativeModel, NativeTreeSession
 from superres.nn.torch_model import StepModel
-from superres.tree import Tree
 from tests.native.helpers import KNOWN, NATIVE, compiled, native_model
-from tests.nn.test_tree_attention import BRANCHY, check_tree_steps, random_tree, read_twice
+from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
 from tests.proofs.test_consistency import assert_consistent
 from tests.proofs.test_native import assert_same_decode, close
 

@@ -21,7 +21,7 @@ from superres.native import abi, build, variants
 from superres.native.build import NativeUnavailable
 from superres.native.diagnosis import report
 from superres.native.variants import BY_NAME, WASM, for_machine
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from tests.native.helpers import compiled, packaged, printed, small_source
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -36,7 +36,7 @@ def sequential(request, upscaler, sources):
     """One token a step, at the width of the largest block."""
     width = upscaler.model_config.prediction_heads
     options = superres.DecodeConfig(block_size=1, temperature=request.param)
-    return request.param, upscaler(sources, options, width=width)
+    return request.param, upscaler.decode(sources, options, width=width)
 
 
 def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, sources, sequential):
@@ -44,7 +44,7 @@ def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, s
     width = upscaler.model_config.prediction_heads
     for k in (3, 10):
         options = superres.DecodeConfig(block_size=k, temperature=temperature)
-        result = upscaler(sources, options, width=width)
+        result = upscaler.decode(sources, options, width=width)
         assert np.array_equal(result.images, reference.images), f"k={k}"
         assert all(trace.tokens == 3072 for trace in result.traces)
         assert all(trace.iterations < 3072

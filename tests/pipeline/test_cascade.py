@@ -118,8 +118,8 @@ def test_the_first_stage_draws_what_it_draws_alone(way, cascade, folder, sources
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stream_of_any_batch_size_gives_the_pictures_of_a_call(way, cascade, sources):
-    expected = cascade(sources, WAYS[way], keys=range(10, 15))
-    *frames, last = cascade.stream(sources, WAYS[way], keys=range(10, 15), interval=0)
+    expected = cascade.decode(sources, WAYS[way], keys=range(10, 15))
+    *frames, last = cascade.decode_stream(sources, WAYS[way], keys=range(10, 15), interval=0)
     assert (last.images == expected.images).all()
     assert not any(frame.is_complete for frame in frames)
     assert frames[0].earlier is not None
@@ -202,7 +202,7 @@ def test_a_run_from_a_later_stage_records_it_and_refuses_inputs_that_are_too_sma
                 "photo": ("ok", 192, 4), "middle": ("ok", 192, 4), "small": ("failed", None, 4)}
     upscaler = Upscaler.load(folder, "cpu").from_size(4)
     (crop,) = choose_crops(data.astronaut(), upscaler.face_task)
-    expected = upscaler(area_reduce(crop.take(data.astronaut()), 4, 4)[None], keys=[0]).images[0]
+    expected = upscaler(area_reduce(crop.take(data.astronaut()), 4, 4)).images[0]
     assert (np.asarray(Image.open(tmp_path / "out" / "photo.png")) == expected).all()
     assert run([*words, str(tmp_path / "out")]) == 2
     assert "start 4 there, 2 now" in capsys.readouterr().err

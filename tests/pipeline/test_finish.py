@@ -160,8 +160,6 @@ def test_an_error_loses_no_input_that_is_being_finished(upscalers, sources, monk
     ({"samples": 2}, "makes one picture per input; leave out --samples 2"),
     ({"options": replace(GREEDY, temperature=0.9)}, "draws at temperatures of its own; leave out "
      "--temperature"),
-    ({"keys": [1] * 6}, "finish mean takes no keys"),
-    ({"width": 9}, "and no width; leave them out"),
 ])
 def test_options_that_finishing_cannot_have_are_refused(arguments, message, upscalers, sources):
     with pytest.raises(ConfigError, match=message):

@@ -26,7 +26,7 @@ from superres.evaluation.reliability import (
     pixel_error,
     threshold_of,
 )
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.pipeline.judging import judge
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.face_data import FacePairs
@@ -97,7 +97,7 @@ def test_the_likeliest_sample_of_each_input_is_kept(two, sources):
     drawn = two(sources, SAMPLED, samples=4)
     assert drawn.samples == [1, 2, 3, 4] * 3
     for number in (1, 4):
-        alone = two(sources, SAMPLED, keys=[image_key(source, number) for source in sources])
+        alone = two.decode(sources, SAMPLED, keys=[image_key(source, number) for source in sources])
         assert (drawn.images[number - 1::4] == alone.images).all()
     best = drawn.bits_per_dim.reshape(3, 4).argmin(1)
     rows = best + np.arange(0, 12, 4)
@@ -136,7 +136,6 @@ def test_an_error_loses_no_input_of_which_some_samples_are_drawn(two, sources, m
     ({"samples": 0}, "at least 1, not 0"), ({"keep": "likeliest"}, "has no effect on one sample; "
                                             "give --samples 4"),
     ({"samples": 2, "keep": "best"}, "must be one of likeliest, not 'best'"),
-    ({"samples": 2, "keys": [1, 2, 3]}, "leave out keys"),
 ])
 def test_samples_that_cannot_be_drawn_are_refused(arguments, message, two, sources):
     with pytest.raises(ConfigError, match=message):
@@ -189,8 +188,8 @@ def test_stages_have_temperatures_of_their_own(three, sources):
     # the limits of a cascade are narrower than those of its last stage alone
     free = replace(SAMPLED, consistent=False)
     options = replace(free, later_temperature=(0.5, 0.0))
-    first, second, last = three(sources, options, keys=[5, 6, 7]).stages
-    alike = three(sources, free, keys=[5, 6, 7]).stages
+    first, second, last = three.decode(sources, options, keys=[5, 6, 7]).stages
+    alike = three.decode(sources, free, keys=[5, 6, 7]).stages
     assert (first.images == alike[0].images).all()
     assert (second.images != alike[1].images).any()
     assert (last.images == three.last(second.images, replace(free, temperature=0)).images).all()
@@ -296,7 +295,7 @@ def calibrated(folder, two, tmp_path, rng, capsys):
         for file in (folder / name).iterdir():
             (place / name / file.name).write_bytes(file.read_bytes())
     lr = rng.integers(0, 256, (8, 2, 2, 3), np.uint8)
-    drawn = two(lr, keys=[image_key(source, 1) for source in lr])
+    drawn = two.decode(lr, keys=[image_key(source, 1) for source in lr])
     near = drawn.uncertainty <= np.median(drawn.uncertainty)
     hr = np.where(near[..., None], drawn.images, drawn.images ^ 128)
     np.savez(tmp_path / "faces.npz", hr=hr, lr=lr, ids=np.arange(8, dtype=np.int32))
@@ -359,12 +358,13 @@ def test_the_page_shows_the_likeliest_sample_first_and_where_to_rely_on_it(calib
     place, _, drawn = calibrated
     upscaler, subject = Upscaler.load(place, "cpu"), Subject(drawn.sources[0])
     keys = [image_key(subject.source, number) for number in (1, 2, 3)]
-    stream = upscaler.stream(subject.source[None].repeat(3, axis=0), SAMPLED, keys=keys, interval=0)
+    stream = upscaler.decode_stream(subject.source[None].repeat(3, axis=0), SAMPLED, keys=keys,
+                                    interval=0)
     *frames, last = judged_last(stream, 3)
     assert not any(frame.samples for frame in frames)
     assert sorted(last.samples) == [1, 2, 3]
     assert last.bits_per_dim.tolist() == sorted(last.bits_per_dim)
-    alone = upscaler(subject.source[None], SAMPLED, keys=[keys[last.samples[0] - 1]])
+    alone = upscaler.decode(subject.source[None], SAMPLED, keys=[keys[last.samples[0] - 1]])
     assert (last.images[0] == alone.images[0]).all()
     viewer = viewer_html(upscaler, subject, SAMPLED, last)
     places = [viewer.index(f"face-{number}.png") for number in last.samples]

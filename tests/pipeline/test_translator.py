@@ -53,6 +53,10 @@ def folder(tmp_path):
     return tmp_path / "toy"
 
 
+def accepted(result):
+    return [[trace.accepted for trace in line.traces] for line in result]
+
+
 def test_exact_blocks_equal_greedy_decoding_without_a_cache_for_every_sentence(toy):
     plain = StepModel(toy.model, END)
     sources = (torch.from_numpy(codec().encode([line])) for line in LINES)
@@ -67,10 +71,10 @@ def test_exact_blocks_equal_greedy_decoding_without_a_cache_for_every_sentence(t
 @pytest.mark.parametrize("k", [2, 4])
 def test_native_exact_blocks_equal_width_matched_greedy_bit_for_bit(k):
     toy = learned()[torch.float32]
-    wanted = toy(LINES, GREEDY, width=4, batch_size=8)
-    result = toy(LINES, DecodeConfig(block_size=k), width=4, batch_size=8)
+    wanted = toy.decode(LINES, GREEDY, width=4, batch_size=8)
+    result = toy.decode(LINES, DecodeConfig(block_size=k), width=4, batch_size=8)
     assert result.texts == wanted.texts
-    assert result.tokens == wanted.tokens
+    assert [line.tokens for line in result] == [line.tokens for line in wanted]
 
 
 @pytest.mark.parametrize("options",
@@ -88,14 +92,15 @@ def test_compiled_code_continues_without_the_complete_rows_of_a_batch(toy, optio
     several = Translator(copy.deepcopy(toy.model).float(), "toy", engine="native", codec=codec())
     several.scoring.threads = 1
     # A sample's noise belongs to its key.
-    wanted = [several([line], options, keys=[key]).texts[0] for key, line in enumerate(LINES)]
-    kept, real = [], NativeDecoder.keep
+    wanted = [several.decode([line], options, keys=[key]).texts[0]
+              for key, line in enumerate(LINES)]
+    kept, real = [], NativeDecoder.shrink
 
     def watched(decoder, rows, session):
         kept.append((len(rows), len(decoder.plain.state.position)))
         real(decoder, rows, session)
 
-    monkeypatch.setattr(NativeDecoder, "keep", watched)
+    monkeypatch.setattr(NativeDecoder, "shrink", watched)
     assert several(LINES, options, batch_size=16).texts == wanted
     assert kept
     assert all(2 * rows <= before and before >= SHRUNK_TEXT for rows, before in kept)
@@ -125,8 +130,7 @@ def test_groups_that_are_translated_at_the_same_time_equal_one_after_the_other(t
     progress = []
     found = several(LINES, options, batch_size=4, progress=lambda *given: progress.append(given))
     assert found.texts == wanted.texts
-    assert [[trace.accepted for trace in traces] for traces in found.traces] == [
-        [trace.accepted for trace in traces] for traces in wanted.traces]
+    assert accepted(found) == accepted(wanted)
     assert progress[-1] == (len(LINES), len(LINES))
 
     def fails(*_):
@@ -148,7 +152,7 @@ def test_a_call_without_options_is_that_of_the_default_and_its_record_decides_by
         own, default = (translator(lines, options, batch_size=batch_size)
                         for options in (None, translator.default))
         assert (own.texts, own.model_calls) == (default.texts, default.model_calls)
-        assert {trace.proposed.shape[1] for line in own.traces for trace in line} == {largest}
+        assert {trace.proposed.shape[1] for trace in own.traces} == {largest}
 
 
 def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
@@ -158,7 +162,7 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
     assert result.texts == alone
     assert ([bool(text) for text in (result.texts[0], result.texts[4], result.texts[6])] == [False]
             * 3)
-    assert [len(traces) for traces in result.traces] == [0, 1, 1, 1, 0, 1, 0]
+    assert [len(line.traces) for line in result] == [0, 1, 1, 1, 0, 1, 0]
     assert toy([]).texts == []
     (only,) = toy.stream(["", " "])
     assert (only.texts, only.is_complete) == (["", ""], True)
@@ -170,9 +174,9 @@ def test_lines_keep_their_order_and_empty_ones_stay_empty(toy):
     ("\u0441\u043e\u0431\u0430\u043a\u0430", UNKNOWN_SCRIPT), ("a dog", ""), ("", ""),
 ])
 def test_a_source_that_has_no_right_translation_is_marked(toy, line, reason):
-    assert toy(["a dog", line]).unusual[1] == reason
+    assert toy(["a dog", line])[1].unusual == reason
     *_, last = toy.stream([line])
-    assert last.unusual == [reason]
+    assert [line.unusual for line in last] == [reason]
 
 
 def test_a_translation_of_unlikely_length_is_marked_once_it_is_complete():
@@ -192,11 +196,11 @@ def test_a_long_line_is_translated_in_parts_that_have_noise_of_their_own(toy, op
     assert len(segments) > 2
     assert len(set(segments)) == 1
     result = toy([LINES[0], line], options)
-    assert result.parts == [1, len(segments)]
-    parts = [tuple(trace.sequence.tolist()) for trace in result.traces[1]]
+    assert [line.segments for line in result] == [1, len(segments)]
+    parts = [tuple(trace.sequence.tolist()) for trace in result[1].traces]
     assert (len(set(parts)) > 1) == options.is_sampling
     # The first part has the line's own key; and neither batch nor neighbours change anything.
-    assert toy([LINES[0], segments[0]], options).traces[1][0].sequence.tolist() == list(parts[0])
+    assert toy([LINES[0], segments[0]], options)[1].traces[0].sequence.tolist() == list(parts[0])
     for batch_size in (1, 2):
         assert toy([LINES[0], line], options, batch_size=batch_size).texts == result.texts
     assert toy(["", line, LINES[1]], options).texts[1] == result.texts[1]
@@ -205,17 +209,18 @@ def test_a_long_line_is_translated_in_parts_that_have_noise_of_their_own(toy, op
 def test_keys_make_a_sample_independent_of_the_place_of_its_line(toy):
     line = "the small red dog sees a man. " * 8
     lines = [*LINES[:3], line]
-    wanted = toy(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9]).texts
-    assert toy(lines[::-1], SAMPLED, keys=[9, 0, 2**63 - 1, 5], batch_size=2).texts == wanted[::-1]
-    assert [*toy.stream(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9])][-1].texts == wanted
-    assert toy(lines, SAMPLED, keys=range(4)).texts == toy(lines, SAMPLED).texts
-    assert toy(lines, SAMPLED, keys=[1, 2, 3, 4]).texts != wanted
+    wanted = toy.decode(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9]).texts
+    assert toy.decode(lines[::-1], SAMPLED, keys=[9, 0, 2**63 - 1, 5],
+                      batch_size=2).texts == wanted[::-1]
+    assert [*toy.decode_stream(lines, SAMPLED, keys=[5, 2**63 - 1, 0, 9])][-1].texts == wanted
+    assert toy.decode(lines, SAMPLED, keys=range(4)).texts == toy(lines, SAMPLED).texts
+    assert toy.decode(lines, SAMPLED, keys=[1, 2, 3, 4]).texts != wanted
 
 
 @pytest.mark.parametrize(("keys", "message"), BAD_KEYS, ids=repr)
 def test_keys_that_do_not_fit_the_lines_are_refused_in_one_line(toy, keys, message):
-    for call in (lambda: toy(LINES[:2], SAMPLED, keys=keys),
-                 lambda: next(toy.stream(LINES[:2], SAMPLED, keys=keys))):
+    for call in (lambda: toy.decode(LINES[:2], SAMPLED, keys=keys),
+                 lambda: next(toy.decode_stream(LINES[:2], SAMPLED, keys=keys))):
         with pytest.raises(InvalidInputError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
@@ -229,9 +234,10 @@ def test_a_translation_that_does_not_end_is_cut_at_a_length_bound_by_that_of_its
     result = Translator(network, "endless", device="cpu", engine="plain", codec=codec())(LINES[:5],
                                                                                          options)
     sources = [len(tokens) for tokens in codec().split(LINES[:5])]
-    assert result.tokens == [min(20, 2 * length + 10) for length in sources]
-    assert len(set(result.tokens)) > 1
-    assert all(result.cut)
+    tokens = [line.tokens for line in result]
+    assert tokens == [min(20, 2 * length + 10) for length in sources]
+    assert len(set(tokens)) > 1
+    assert all(line.truncated for line in result)
 
 
 def test_load_picks_by_the_task_and_another_task_is_refused_by_name(folder):
@@ -272,20 +278,20 @@ def test_a_stream_shows_every_step_and_ends_with_what_a_call_gives(toy, options)
     lines = [LINES[0], "", LINES[1], "the small red dog sees a man. " * 5]
     *frames, last = toy.stream(lines, options, interval=0)
     wanted = toy(lines, options)
-    assert replace(last, seconds=0, traces=[]) == replace(wanted, seconds=0, traces=[])
-    assert [[trace.accepted for trace in traces] for traces in last.traces] == [
-        [trace.accepted for trace in traces] for traces in wanted.traces]
+    assert [replace(line, traces=[]) for line in last] == [replace(line, traces=[])
+                                                           for line in wanted]
+    assert (last.is_complete, last.model_calls) == (True, wanted.model_calls)
+    assert accepted(last) == accepted(wanted)
     assert len(frames) > 5
-    assert not any(frame.is_complete or any(frame.cut) for frame in frames)
+    assert not any(frame.is_complete or any(line.truncated for line in frame) for frame in frames)
     calls = [frame.model_calls for frame in [*frames, last]]
     assert calls == sorted(calls)
     clocks = [frame.seconds for frame in [*frames, last]]
     assert clocks == sorted(clocks)
     if not isinstance(options, BeamConfig):  # whose best hypothesis may change its mind
         for before, after in zip(frames, [*frames[1:], last], strict=True):
-            assert all(count <= more for count,
-                       more in zip(before.tokens, after.tokens, strict=True))
-            assert frames[0].tokens != last.tokens
+            assert all(line.tokens <= more.tokens for line, more in zip(before, after, strict=True))
+        assert [line.tokens for line in frames[0]] != [line.tokens for line in last]
 
 
 def test_a_translation_checkpoint_needs_its_vocabulary(folder):

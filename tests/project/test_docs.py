@@ -21,7 +21,7 @@ from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.proposers import PROPOSERS
 from superres.native.variants import BY_NAME
-from superres.pipeline.engines import ENGINES
+from superres.pipeline.choose import ENGINES
 from superres.pipeline.resolved_options import combined
 from tests.cli.test_options import BLOCK, COMMANDS, command_lines, command_of
 

@@ -17,6 +17,7 @@ from decodes import decode, result_of
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.errors import ConfigError, InvalidInputError
 from superres.nn.torch_model import StepModel
@@ -150,7 +151,7 @@ def finish(model, source, block_size, width=None):
     calls."""
     options = DecodeConfig(block_size=block_size)
     session = model.session(source, width or block_size)
-    loop = BlockwiseLoop(model, session, options, torch.arange(len(source)), block_size)
+    loop = BlockwiseLoop(Algorithm(model, options), session, torch.arange(len(source)), block_size)
     before = loop.plain.state.position.clone()
     while not loop.done():
         loop.run(1)

@@ -18,6 +18,7 @@ from superres.checkpoint import CONFIDENCE, read_confidence, save_checkpoint
 from superres.config import Confidence, CostRecord, DecodeConfig, StepCosts
 from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import (
     ConfidentBlockSize,
     HeadConfidence,
@@ -38,7 +39,7 @@ from superres.evaluation.calibration import (
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
-from superres.pipeline.block_sizes import BlockSizes
+from superres.pipeline.choose import BlockSizes
 from superres.tasks.translation import END
 from tests.proofs.test_refill import refilled
 
@@ -238,14 +239,14 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     read from."""
     model, source = list(engines("sequential heads"))[number], random_tokens(SMALL, 2)[0]
     sizes = confident()
-    loop = BlockwiseLoop(model, model.session(source, HEADS), DecodeConfig(), torch.arange(2),
-                         HEADS, confident=sizes)
-    assert loop.is_native == bool(number)
+    loop = BlockwiseLoop(Algorithm(model, DecodeConfig()), model.session(source, HEADS),
+                         torch.arange(2), HEADS, sizes)
+    assert loop.runs_whole == bool(number)
     for _ in range(5):
         loop.run(1)
     before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
     assert before[1] != sizes.first[1]
-    loop.keep(kept, model.session(source[kept], HEADS))
+    loop.shrink(kept, model.session(source[kept], HEADS))
     assert torch.equal(loop.plain.block_costs.rate[0], before)
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from batch_tools import rows_of, upscale, write_image
-from fakes import random_model
+from fakes import TINY, random_model
 from hostile_pictures import many_scans
 from picture_files import saved
 from PIL import Image, ImageCms
@@ -29,7 +29,6 @@ from superres.system.confined import Confined
 from superres.tasks import untrusted
 from superres.tasks.pictures import read_picture
 from superres.tasks.untrusted import read_untrusted
-from tests.pipeline.test_pipeline import FAST
 
 
 @pytest.fixture
@@ -241,7 +240,7 @@ def test_pictures_that_take_too_long_or_too_much_memory_fail_alone(tmp_path, mon
                                                                              "e.png"]
     assert "takes over 1 seconds of processor time; reduce it" in rows["b.jpg"]["error"]
     assert "takes over 100 MB of memory; reduce it" in rows["d.png"]["error"]
-    upscaler = Upscaler(random_model(FAST, dtype=torch.float32), "random", device="cpu",
+    upscaler = Upscaler(random_model(TINY, dtype=torch.float32), "random", device="cpu",
                         engine="plain")
     with pytest.raises(InvalidInputError, match=r"b\.jpg cannot be decoded: it takes over 1 "
                        r"seconds"):

@@ -27,7 +27,8 @@ from decodes import decode
 from superres.config import LARGEST_TEMPERATURE, DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.sum_limits import LimitedModel, Limits
@@ -138,7 +139,7 @@ def test_refilled_rows_and_changing_block_sizes_give_the_same_tokens():
     wanted = decode(model, source, DecodeConfig()).tokens
     assert_consistent(wanted, source, LARGER)
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    finished = [one for some in RefilledDecoder(model, feed, stacked, DecodeConfig(), 2).run()
+    finished = [one for some in Stream(Algorithm(model, DecodeConfig()), feed, stacked, 2).run()
                 for one in some]
     assert len(finished) == 5
     for one in finished:

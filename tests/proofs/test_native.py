@@ -19,11 +19,11 @@ from fakes import (
     random_tokens,
     without_compilers,
 )
-from stepping import check_steps
 
 from decodes import decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.proposer import Proposer
@@ -37,7 +37,8 @@ from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
+from tests.nn.helpers import check_steps
 from tests.proofs.test_consistency import assert_consistent
 
 KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items() if config.identity_p1}
@@ -259,7 +260,7 @@ def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_c
             loop.run(2)
             loop.resize(1 + number * 2 % 5)
         kept = torch.tensor([2, 0])
-        loop.keep(kept, model.session(source[kept], 5))
+        loop.shrink(kept, model.session(source[kept], 5))
         while not loop.done():
             loop.run(3)
         decodes.append(result_of(loop))
@@ -438,7 +439,7 @@ def decoder_of(width=3, **change):
     """Return a native decoder of two rows, some of whose settings or tensors have changed."""
     config, rows = KNOWN["sequential heads"], torch.arange(2)
     model, options = model_of(config), DecodeConfig()
-    loop = BlockwiseLoop(model, session_of(), options, rows, width)
+    loop = BlockwiseLoop(Algorithm(model, options), session_of(), rows, width)
     for name, value in change.items():
         setattr(loop.plain if name == "min_block" else loop.plain.state, name, value)
     return NativeDecoder(loop.plain)
@@ -463,7 +464,7 @@ def test_blocks_and_widths_without_memory_are_refused():
     for width in (0, 4):
         with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
             session.resize(width)
-    loop = BlockwiseLoop(model_of(KNOWN["sequential heads"]), session, DecodeConfig(),
+    loop = BlockwiseLoop(Algorithm(model_of(KNOWN["sequential heads"]), DecodeConfig()), session,
                          torch.arange(2), 2)
     for following in (0, 4):
         loop.plain.block_size = following

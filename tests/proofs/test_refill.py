@@ -23,7 +23,8 @@ from fakes import (
 from decodes import decode
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import batching
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.native import build
@@ -65,12 +66,11 @@ def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, p
     def sources(items):
         return stacked(items)[0], None if padding is None else padding[[item.tag for item in items]]
 
-    decoder = RefilledDecoder(
-        model, ScriptedFeed(waiting, list(ready)), sources, options, rows, proposer=proposer,
-        adaptive=adaptive)
-    finished = [one for some in decoder.run() for one in some]
+    stream = Stream(Algorithm(model, options, proposer, adaptive=adaptive),
+                    ScriptedFeed(waiting, list(ready)), sources, rows)
+    finished = [one for some in stream.run() for one in some]
     assert sorted(one.item.tag for one in finished) == list(range(len(source)))
-    return sorted(finished, key=lambda one: one.item.tag), decoder
+    return sorted(finished, key=lambda one: one.item.tag), stream
 
 
 def assert_equal(finished, model, source, options, keys=None, **more):
@@ -170,13 +170,13 @@ def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
 def test_what_is_under_way_is_known_when_decoding_fails():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, stacked, DecodeConfig(), 3)
-    steps = decoder.run()
+    stream = Stream(Algorithm(model, DecodeConfig()), feed, stacked, 3)
+    steps = stream.run()
     next(steps)  # reads the start of the sequences
-    assert decoder.tokens_under_way == 0
+    assert stream.tokens_under_way == 0
     next(steps)
-    assert [waiting.tag for waiting in decoder.under_way] == [0, 1, 2]
-    assert 3 <= decoder.tokens_under_way <= 15
+    assert [waiting.tag for waiting in stream.under_way] == [0, 1, 2]
+    assert 3 <= stream.tokens_under_way <= 15
 
 
 INTERVALS = [None, 1, 7, 1000]
@@ -200,10 +200,10 @@ def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(
         for name in ("DONE_CHECK_INTERVAL", "LAUNCH_INTERVAL"):
             monkeypatch.setattr(batching, name, interval or getattr(batching, name))
         items = [Waiting(one, key, key) for key, one in enumerate(source)]
-        decoder = RefilledDecoder(model, feed_of(items), stacked, options, rows, batch=True,
-                                  adaptive=lambda *_: sizes)
+        stream = Stream(Algorithm(model, options, adaptive=lambda *_: sizes), feed_of(items),
+                        stacked, rows, batch=True)
         asked.clear()
-        finished = [one for some in decoder.run() for one in some]
+        finished = [one for some in stream.run() for one in some]
         found.append([(one.tokens.tolist(), one.trace.accepted, one.trace.proposed.tolist())
                       for one in finished])
         most = max(one.trace.iterations for one in finished)

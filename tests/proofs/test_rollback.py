@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superres.config import DecodeConfig
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.nn.torch_model import StepModel
 from tests.decoding.test_proposal import lookup_by_hand, ngram_by_hand
 
@@ -43,10 +43,10 @@ class Decoding:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.sources = random_tokens(self.model.model.config, 9, self.seed)[0]
         self.source = self.sources[:3].clone()
-        self.stateful = with_proposer_state(self.model, self.proposer)
+        algorithm = Algorithm(self.model, DecodeConfig(), self.proposer, Fickle(self.generator))
+        self.stateful = algorithm.model
         session = self.stateful.session(self.source, self.block_size)
-        self.loop = BlockwiseLoop(self.stateful, session, DecodeConfig(), torch.arange(3),
-                                  self.block_size, self.proposer, Fickle(self.generator))
+        self.loop = BlockwiseLoop(algorithm, session, torch.arange(3), self.block_size)
 
     def steps(self, count):
         """Go on, and yield (row, committed tokens, first token, proposals) of the rows under
@@ -73,7 +73,7 @@ class Decoding:
     def shrink(self):
         kept = torch.tensor([2, 0])
         self.source = self.source[kept]
-        self.loop.keep(kept, self.stateful.session(self.source, self.block_size))
+        self.loop.shrink(kept, self.stateful.session(self.source, self.block_size))
 
 
 def greedy_after(model, source, tokens, count):

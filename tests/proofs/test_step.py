@@ -10,10 +10,10 @@ import torch
 from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepping import assert_close, check_steps, proposal_scores
 
 from superres.nn.cache import slot_count
 from superres.nn.torch_model import StepModel
+from tests.nn.helpers import assert_close, check_steps, proposal_scores
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)
 LONG = replace(SMALL, source_shape=(4, 4, 3), target_shape=(8, 8, 3), attention_block_length=8)

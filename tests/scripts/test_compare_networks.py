@@ -16,7 +16,7 @@ import compare_networks
 from superres.config import PRESETS
 from superres.errors import ConfigError
 from superres.nn.model import EncoderDecoder
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.training import trainer as training
 from superres.training.stage import Stage

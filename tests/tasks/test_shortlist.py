@@ -14,7 +14,8 @@ from decodes import decode
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.errors import CheckpointError
 from superres.native import build
 from superres.native.model import NativeModel
@@ -103,7 +104,7 @@ def test_with_all_words_on_the_list_heads_propose_as_from_the_whole_vocabulary_a
     assert sum(one.accepted == other.accepted for one, other in zip(listed.traces, without.traces,
                                                                     strict=True)) >= 16
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    done = {one.item.tag: one for some in RefilledDecoder(model, feed, stacked, options, 2).run()
+    done = {one.item.tag: one for some in Stream(Algorithm(model, options), feed, stacked, 2).run()
             for one in some}
     for row, trace in enumerate(listed.traces):
         assert done[row].trace.accepted == trace.accepted

@@ -24,7 +24,7 @@ from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build
 from superres.pipeline.auto import face_task
-from superres.pipeline.engines import step_model
+from superres.pipeline.choose import step_model
 from superres.tasks.crops import parse_crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce

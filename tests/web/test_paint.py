@@ -77,7 +77,8 @@ def test_the_page_draws_by_the_default_of_the_api(decoder, source, monkeypatch):
     for number in (0, 1, 3):
         (alone,) = view(decoder, "large", question(source, n=number))["faces"]
         drawn = replace(decoder.upscaler.default, temperature=0.7 if number else 0.0)
-        result = decoder.upscaler(source[None], drawn, keys=[image_key(source, max(number, 1))])
+        keys = [image_key(source, max(number, 1))]
+        result = decoder.upscaler.decode(source[None], drawn, keys=keys)
         assert alone["steps"] == result.traces[0].iterations < alone["tokens"]
         assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
         if number:

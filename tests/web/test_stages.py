@@ -176,8 +176,8 @@ def test_the_endpoints_start_where_a_program_asks(cascade, tmp_path, rng):
                                        api_name="/upscale")
         source = area_reduce(picture, 8, 8)
         options = replace(FAST, block_size=8)
-        expected = cascade.from_size(8)(source[None], options,
-                                        keys=[image_key(source, 1)]).images[0]
+        expected = cascade.from_size(8).decode(source[None], options,
+                                               keys=[image_key(source, 1)]).images[0]
         np.testing.assert_array_equal(np.asarray(Image.open(files[0])), expected)
         assert [stage["tokens"] for stage in report["samples"][0]["stages"]] == [768]
         _, report = client.predict([handle_file(tmp_path / f"{name}.png")

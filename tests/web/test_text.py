@@ -23,7 +23,8 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
 from superres.pipeline.line_translation import trace_lines
-from superres.pipeline.translator import Translated, Translator
+from superres.pipeline.translated import Translated, Translation
+from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import Decoder
 from superres.web.translate_tab import (
@@ -73,7 +74,7 @@ def traced(text, size):
 
 
 def test_every_accepted_block_is_marked_numbered_and_named(translator):
-    (traces,) = translator(["the small red dog"]).traces
+    traces = translator(["the small red dog"])[0].traces
     shown = Spans(blocks_html(translator, traces, [], 0))
     assert shown.text == translator(["the small red dog"]).texts[0]
     assert [attributes["data-step"] for _, attributes in shown.elements] == [
@@ -93,7 +94,7 @@ def test_every_accepted_block_is_marked_numbered_and_named(translator):
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '" onclick="alert(1)',
                                   "a & b </span>", "${1+1} {{7}}"])
 def test_text_is_text_and_not_html(translator, text):
-    result = Translated([text] * 2, [[traced(text, 3)], []], [False] * 2, [9] * 2, [1, 1], 3, 0.5)
+    result = Translated([Translation(text, 9, [traced(text, 3)]), Translation(text, 9)], 3, 0.5)
     shown = Spans(translations_html(translator, [text] * 2, {"": result}))
     # as blocks, as a whole as beam search gives it, and both to copy
     assert shown.text.count(text) == 4
@@ -108,7 +109,7 @@ def test_the_steps_are_listed_as_on_the_command_line(translator):
     result = translator(lines)
     text = Spans(translations_html(translator, lines, {"": result})).text
     for number in (0, 2):
-        assert ("\n".join([f"Line {number + 1}", *trace_lines(translator, result.traces[number])])
+        assert ("\n".join([f"Line {number + 1}", *trace_lines(translator, result[number].traces)])
                 in text)
     assert "an empty line" in text
     assert "Line 2" not in text
@@ -116,7 +117,7 @@ def test_the_steps_are_listed_as_on_the_command_line(translator):
 
 
 def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(translator):
-    (traces,) = translator(["the small red dog"], DecodeConfig(block_size=1)).traces
+    traces = translator(["the small red dog"], DecodeConfig(block_size=1)).traces
     clocks = {name: [(call, call * seconds) for call in range(1, 6)]
               for name, seconds in (("Greedy", 0.010), ("Blockwise", 0.004))}
     assert slow_motion(clocks) == pytest.approx(0.3 * 5 / 0.05)
@@ -129,21 +130,22 @@ def test_what_was_too_fast_to_see_is_shown_again_at_the_pace_of_its_steps(transl
 def test_a_race_tells_who_won_and_whether_it_cost_anything(translator):
     first, *_, result = translator.stream(LINES, interval=0)
     assert "Translating ..." in translations_html(translator, LINES, {"": first})
-    steps = sum(trace.iterations for line in result.traces for trace in line)
-    without = [() for _ in LINES]  # beam search has no blocks: its steps are model calls
+    steps = sum(line.steps for line in result)
+    # beam search has no blocks: its steps are model calls
+    without = [replace(line, traces=[]) for line in result]
     shown = {"Greedy": replace(result, seconds=3.0),
-             "Blockwise": replace(result, traces=without, seconds=1.5, model_calls=2)}
+             "Blockwise": replace(result, lines=without, seconds=1.5, model_calls=2)}
     html = translations_html(translator, LINES, shown)
     assert f"Blockwise took 2 steps, Greedy {steps}; Blockwise was 2.0 times as fast." in html
     shown["Blockwise"] = replace(shown["Blockwise"], seconds=2.9)
     html = translations_html(translator, LINES, shown)
     assert "; both took about as long, since each of the fewer steps takes longer." in html
-    same = {name: replace(one, traces=without, model_calls=9) for name, one in shown.items()}
+    same = {name: replace(one, lines=without, model_calls=9) for name, one in shown.items()}
     claimed = translations_html(translator, LINES, same)
     assert "Both took 9 steps" in claimed
     assert "as fast" not in claimed
     assert "The translations are equal." in html
-    shown["Blockwise"] = replace(result, texts=["", *result.texts[1:]])
+    shown["Blockwise"] = replace(result, lines=[Translation(""), *result[1:]])
     assert "The translations are different." in translations_html(translator, LINES, shown)
 
 
@@ -180,7 +182,7 @@ def test_rejected_text_continues_the_accepted_text_and_stays_data(translator, te
     half, width = len(tokens) // 2, len(tokens)
     proposed = np.array([tokens, [*tokens[half:], *[-1] * half]])
     trace = RowTrace([0, half], [half, width - half], proposed)
-    result = Translated([text], [[trace]], [False], [width], [1], 3, 0.5)
+    result = Translated([Translation(text, width, [trace])], 3, 0.5)
     ((_, attributes),) = Spans(text_stepper(translator, {"": result})).elements
     (part,) = json.loads(attributes["data-view"])["decodes"][0]["parts"]
     assert "".join(part["texts"]) == text

@@ -10,8 +10,15 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
-    from superres.tree import Tree, TreeSession
+    from superres.interfaces import (
+        Sampler,
+        ScoringModel,
+        Session,
+        Sources,
+        StepOutput,
+        Tree,
+        TreeSession,
+    )
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,7 @@ class StatefulModel(WrappedModel):
                      padding: Tensor | None = None) -> TreeSession:
         """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
         own = source[0] if isinstance(source, tuple) else source
-        made: TreeSession = self.model.tree_session(own, tree, kept, padding)
-        return made
+        return self.model.tree_session(own, tree, kept, padding)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None,
                 copies: int = 1) -> Session:

@@ -31,7 +31,8 @@ from PIL import Image
 from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.batching import RefilledDecoder, feed_of
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.batching import Stream, feed_of
 from superres.decoding.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
 from superres.native.model import NativeModel
@@ -104,7 +105,7 @@ def of_decoded(decoded):
 def refilled(model, source, options, proposer):
     """Decode sequences two at a time, each as soon as there is room."""
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    decoder = RefilledDecoder(model, feed, stacked, options, 2, proposer=proposer)
+    decoder = Stream(Algorithm(model, options, proposer), feed, stacked, 2)
     finished = [one for some in decoder.run() for one in some]
     finished.sort(key=lambda one: one.item.tag)
     tokens = [one.tokens.tolist() for one in finished]
@@ -180,7 +181,7 @@ def translated(engine, options):
     result = translator(engine)(LINES, options)
     rows = [list(text.encode()) for text in result.texts]
     return digest(rows, map(len, rows),
-                  [trace.accepted for traces in result.traces for trace in traces])
+                  [trace.accepted for trace in result.traces])
 
 
 def _cases():

@@ -27,8 +27,8 @@ from superres.nn import cache, torch_step, tree_attention
 from superres.nn.cache import KeyValueCache
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeCache, TreeSession
-from tests.decoding import test_lookahead_sampling, test_noise, test_speculative_blocks
-from tests.nn import test_tree_attention
+from tests.decoding import test_lookahead, test_noise, test_speculative_blocks
+from tests.nn.helpers import BRANCHY, check_tree_steps
 from tests.proofs import test_blockwise, test_rollback, test_speculative, test_step
 
 
@@ -85,8 +85,8 @@ def keep_rejected_neighbours(read_input):
 class Forgetful(TreeCache):
     """Keeps only the first column of a path."""
 
-    def keep(self, columns, position):
-        super().keep(columns[:, :1], position[:, :1])
+    def commit(self, columns, position):
+        super().commit(columns[:, :1], position[:, :1])
 
 
 class Nosy(TreeCache):
@@ -110,7 +110,7 @@ def check_steps(most=None, **changes):
 
 
 def check_tree(config):
-    test_tree_attention.check_tree_steps(random_model(config), test_tree_attention.BRANCHY, steps=5)
+    check_tree_steps(random_model(config), BRANCHY, steps=5)
 
 
 CACHES = {
@@ -130,7 +130,7 @@ CACHES = {
         partial(check_tree, VARIANTS["text"]))
        for broken in (Forgetful, Nosy)},
     "a tree keeps deviations of another path": Mutation(
-        TreeSession, "keep", keep_deviations_of_another_path,
+        TreeSession, "commit", keep_deviations_of_another_path,
         partial(check_tree, replace(SMALL, aligned_conditioning=False))),
 }
 
@@ -237,8 +237,8 @@ def check_blocks():
 
 
 def check_lookahead():
-    test_lookahead_sampling.test_samples_have_the_distribution_of_direct_sampling(
-        "plain", test_lookahead_sampling.Crowded)
+    test_lookahead.test_samples_have_the_distribution_of_direct_sampling(
+        "plain", test_lookahead.Crowded)
 
 
 RULES = {

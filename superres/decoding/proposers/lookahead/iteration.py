@@ -29,22 +29,21 @@ and one of them reaches the end (`verify_candidates`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import DecodeConfig, require
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers.lookahead.peers import Peers
 from superres.decoding.proposers.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.verification import verify_candidates
-from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.sampling import COMMITTED, VERDICT, distribution, scaled
 from superres.decoding.state import DecodeState
-from superres.interfaces import ScoringModel, Session, Sources, StepOutput
-from superres.tree import Tree, TreeSession
+from superres.interfaces import Session, Sources, StepOutput, Tree, TreeSession
 
 
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
@@ -123,12 +122,13 @@ class LookaheadDecoder(PlainDecoder):
     session: TreeSession
 
     def __init__(
-        self, model: ScoringModel, session: Session, options: DecodeConfig, keys: Tensor, block_size: int,
-        proposer: Proposer, *others: Any,  # noqa: ANN401 -- as for `PlainDecoder`
+        self, algorithm: Algorithm, session: Session, keys: Tensor, block_size: int,
+        confident: ConfidentBlockSize | None = None,
     ) -> None:
-        super().__init__(model, session, options, keys, block_size, proposer, *others)
-        batch, device, self.size, self.peers = len(keys), keys.device, block_size, model.peers
-        layout, self.candidates = Layout.of(options, self.size, model.peers), options.candidates
+        super().__init__(algorithm, session, keys, block_size, confident)
+        options, batch, device = algorithm.options, len(keys), keys.device
+        self.size, self.peers = block_size, algorithm.model.peers
+        layout, self.candidates = Layout.of(options, self.size, self.peers), options.candidates
         self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses,
                                                                        layout.cells))
         self.stages, self.columns = self.cells
@@ -139,23 +139,21 @@ class LookaheadDecoder(PlainDecoder):
         self.own = slice(own.start, own.stop)
         self.window = torch.zeros(batch, self.size - 1, options.window, dtype=torch.int64,
                                   device=device)
-        # The pending candidates of all processes, [B, G, N - 1], and whether there are such, [B,
-        # G].
+        # The pending candidates of all processes [B, G, N - 1], and whether there are such [B, G]
         self.found = self.window.new_zeros(batch, self.candidates, self.size - 1)
         self.known = torch.zeros(batch, self.candidates, dtype=torch.bool, device=device)
-        self.pool = (getattr(proposer, "pool", None) or NgramPool)(batch, self.size, device)
+        pool = getattr(algorithm.proposer, "pool", None) or NgramPool
+        self.pool = pool(batch, self.size, device)
 
     @classmethod
-    def open_session(
-        cls, model: ScoringModel, source: Sources, options: DecodeConfig, block_size: int,
-        width: int | None = None, padding: Tensor | None = None,
-    ) -> Session:
+    def open_session(cls, algorithm: Algorithm, source: Sources, block_size: int,
+                     padding: Tensor | None = None) -> Session:
         """See `PlainDecoder.open_session`; also raises ConfigError as `Layout.of` does."""
+        model, width = algorithm.model, algorithm.width
         require(width is None, "lookahead determines its own step width; leave out the width "
                 f"{width}")
-        tree = Layout.of(options, block_size, model.peers).tree
-        session: TreeSession = model.tree_session(source, tree, block_size, padding)
-        return session
+        tree = Layout.of(algorithm.options, block_size, model.peers).tree
+        return model.tree_session(source, tree, block_size, padding)
 
     def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor,
                                                                                      Tensor]:
@@ -173,9 +171,9 @@ class LookaheadDecoder(PlainDecoder):
         ).squeeze(1)
         block = torch.cat([state.proposals[:, self.root], continuation], dim=1)  # [B, N]
         if self.peers is None:
-            self.session.keep(self.paths[best])
+            self.session.commit(self.paths[best])
         else:
-            self.session.keep(self.offsets[:-1].expand_as(block))  # the tokens that were read again
+            self.session.commit(self.offsets[:-1].expand_as(block))  # the tokens that were read again
             block, accepted = self._best_of_all(block, accepted, self.peers)
         return block, torch.minimum(accepted, state.missing())
 
@@ -208,8 +206,8 @@ class LookaheadDecoder(PlainDecoder):
         self.known.index_fill_(0, rows, False)
         self.pool.clear(rows)
 
-    def keep(self, rows: Tensor, session: Session) -> None:
-        super().keep(rows, session)
+    def shrink(self, rows: Tensor, session: Session) -> None:
+        super().shrink(rows, session)
         self.window, self.found, self.known = self.window[rows], self.found[rows], self.known[rows]
         self.pool.shrink(rows)
 
@@ -276,7 +274,8 @@ class LookaheadDecoder(PlainDecoder):
         # order.
         best = parts[:, :, 0].max(0).indices
         chosen = parts[best, torch.arange(len(best), device=best.device)]  # [B, 2 + N + W]
-        self.predicted = torch.cat([part[:, 2 + size :][:, : len(partition(width, rank, peers.count))]
-                                    for rank, part in enumerate(parts)], dim=1)  # [B, W]
+        counts = [len(partition(width, rank, peers.count)) for rank in range(peers.count)]
+        self.predicted = torch.cat([part[:, 2 + size :][:, :count] for part, count
+                                    in zip(parts, counts, strict=True)], dim=1)  # [B, W]
         self.following = chosen[:, 1]
         return chosen[:, 2 : 2 + size], chosen[:, 0]

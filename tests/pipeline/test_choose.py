@@ -1,5 +1,5 @@
-"""The default settings: the fastest exact decoding, alike in the command, the Python API, the web
-demo and a batch."""
+"""What decodes where a user leaves it open: the faster device, the engine, and the fastest exact
+settings, alike in the command, the Python API, the web demo and a batch."""
 
 from __future__ import annotations
 
@@ -9,28 +9,151 @@ import json
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes import NATIVE, TINY, changed, random_model
+import torch
+from fakes import NATIVE, TINY, VARIANTS, changed, random_model
 from PIL import Image
 
-from superres import DecodeConfig, Upscaler
 from superres.batch.inputs import Input
 from superres.batch.record import RunSettings
 from superres.batch.run_options import BatchOptions
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
-from superres.config import PRESETS, ModelConfig
+from superres.config import PRESETS, DecodeConfig, ModelConfig
 from superres.errors import ConfigError
-from superres.pipeline.pipeline import fastest_exact
+from superres.pipeline import choose, pipeline
+from superres.pipeline.choose import (
+    fastest_device,
+    fastest_exact,
+    gpu_pays,
+    pick_device,
+    seconds_per_token,
+    step_model,
+)
 from superres.pipeline.resolved_options import combined, resolve_options
+from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
 from superres.tasks.pictures import read_image
+from tests.pipeline.helpers import FACE
 
-FACE = Path(__file__).parents[2] / "scripts" / "faces" / "face-1.png"
+GPU = torch.device("cuda")
 FASTEST = DecodeConfig(adaptive=True)
+
+# The device and the engine
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """What a measurement gives, the number of measurements, and the machine's GPU; with a cache of
+    its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = SimpleNamespace(gpu="Small", count=0, is_steady=True,
+                              seconds=[1e-3, 1e-4, 9e-3, 1e-4])
+
+    def measure(model, end_token, gpu):
+        machine.count += 1
+        return machine.seconds, machine.is_steady
+
+    monkeypatch.setattr(choose, "machine", lambda device: {"cpu": "this", "gpu": machine.gpu})
+    monkeypatch.setattr(choose, "seconds_per_token", measure)
+    return machine
+
+
+def chosen(revision="0123"):
+    return fastest_device(None, None, revision, GPU).type
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [
+    ([1, 1, 0.5, 0.1], True),  # faster in both
+    ([1, 1, 2, 2], False),
+    ([1, 1, 3, 0.1], True),  # three times slower alone, ten times faster together
+    ([1, 1, 10, 0.5], False),
+])
+def test_the_gpu_decodes_if_it_gains_more_in_a_full_batch_than_it_loses_alone(seconds, expected):
+    assert gpu_pays(seconds) is expected
+
+
+def test_the_measurement_is_made_once_per_network_and_gpu(measured, caplog):
+    assert [chosen(), chosen()] == ["cpu", "cpu"]
+    assert measured.count == 1
+    assert caplog.text.count("decoding on the CPU, which is faster here: 1 ms a token alone and "
+                             "0.1 ms in a full batch, on the GPU 9 and 0.1 ms; --device cuda "
+                             "decodes on the GPU") == 2
+    assert chosen("4567") == "cpu"
+    measured.gpu, measured.seconds = "Large", [1e-3, 1e-4, 1e-3, 1e-6]
+    assert [chosen(), chosen()] == ["cuda", "cuda"]
+    assert measured.count == 3
+
+
+def test_what_other_work_has_disturbed_is_measured_again(measured):
+    measured.is_steady = False
+    assert [chosen(), chosen()] == ["cpu", "cpu"]
+    assert measured.count == 2
+
+
+def test_a_gpu_that_fails_leaves_the_decoding_to_the_cpu(measured, monkeypatch, caplog):
+    def fail(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried")
+
+    monkeypatch.setattr(choose, "seconds_per_token", fail)
+    assert chosen() == "cpu"
+    assert "decoding on the CPU, since the GPU does not work: CUDA out of memory." in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "end_token"), [("sequential heads", None), ("text", 3)])
+def test_both_cases_are_measured_on_both_devices(variant, end_token, monkeypatch):
+    """With a second CPU in place of the GPU."""
+    monkeypatch.setattr(choose, "FULL", {"cpu": 3})
+    network = random_model(replace(VARIANTS[variant], **NATIVE), dtype=torch.float32)
+    seconds, _ = seconds_per_token(network, end_token, torch.device("cpu"))
+    assert len(seconds) == 4
+    assert all(0 < value < 1 for value in seconds)
+
+
+def test_a_checkpoint_is_loaded_on_the_faster_device_unless_one_is_asked_for(monkeypatch, tmp_path):
+    asked = list[str]()
+    monkeypatch.setattr(pipeline, "pick_device",
+                        lambda name: torch.device("cpu" if name == "cpu" else "cuda"))
+
+    def decided(model, end_token, revision, gpu):
+        asked.append(revision)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(pipeline, "fastest_device", decided)
+    save_checkpoint(random_model(TINY, dtype=torch.float32), tmp_path / "network")
+    loaded = Upscaler.load(tmp_path / "network")
+    assert asked == [loaded.revision]
+    assert loaded.device.type == "cpu"
+    Upscaler.load(tmp_path / "network", "cpu")
+    if not torch.cuda.is_available():
+        for device, engine in (("cuda", "auto"), ("auto", "plain")):
+            with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA"):
+                Upscaler.load(tmp_path / "network", device, engine)
+    assert len(asked) == 1
+
+
+def test_text_on_a_gpu_says_that_the_kernel_does_not_decode_it(caplog):
+    network = random_model(VARIANTS["text"], dtype=torch.float32)
+    del network.signal
+    network.signal = SimpleNamespace(device=GPU)
+    assert step_model(network, 3).engine == "plain"
+    assert ("decoding with the engine plain on the GPU, since triton does not decode with this "
+            "network: " in caplog.text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_an_absent_device_is_refused():
+    for name in ("cuda", "tpu"):
+        with pytest.raises(ConfigError, match=name):
+            pick_device(name)
+    assert pick_device("auto") == torch.device("cpu")
+
+
+# The settings
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +172,7 @@ def test_the_default_is_adaptive_in_compiled_code_and_all_heads_elsewhere():
     assert fastest_exact(True, replace(ten, **own)) == replace(FASTEST, **own)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_path, capsys):
     network = random_model(PRESETS["tiny"])
     save_checkpoint(network, tmp_path / "all")
@@ -67,6 +191,7 @@ def test_a_checkpoint_with_a_nucleus_samples_from_it_unless_asked_otherwise(tmp_
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     pytest.importorskip("gradio")
     import gradio as gr
@@ -74,7 +199,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     from superres.web.controls import decoding_controls, options_of
     from superres.web.decoding import Decoder
 
-    source = np.asarray(Image.open(FACE))
+    source = read_image(FACE)
     api = upscaler(source[None])
     fastest = replace(FASTEST, consistent=True, nucleus=0.9)
     assert upscaler.default == fastest
@@ -85,7 +210,7 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
                     "--on-existing", "overwrite", *words]) == 0
         row = json.loads((tmp_path / "manifest.jsonl").read_text())
         assert DecodeConfig.from_dict(row["config"]) == resolve_options(fastest, upscaler)
-        assert row["iterations"] == api.traces[0].iterations
+        assert row["iterations"] == api[0].steps
         assert np.array_equal(np.asarray(Image.open(tmp_path / FACE.name)), api.images[0])
 
     with gr.Blocks():
@@ -95,10 +220,6 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     *_, frames = Decoder(upscaler).upscale("test", source[None], {"": options})
     assert frames[""].traces[0].accepted == api.traces[0].accepted
     assert np.array_equal(frames[""].images, api.images)
-
-    sequential = upscaler(source[None], fastest.sequential())
-    assert sequential.traces[0].mean_accepted_block_size == 1
-    assert np.array_equal(sequential.images, api.images)
 
 
 @pytest.mark.parametrize(("given", "expected"), [
@@ -111,7 +232,6 @@ def test_command_api_web_and_batch_decode_alike(upscaler, tmp_path):
     ({"min_block": 2}, DecodeConfig(min_block=2)),
     ({"proposer": "draft"}, DecodeConfig(proposer="draft")),
     ({"proposer": "draft", "adaptive": True}, replace(FASTEST, proposer="draft")),
-    ({"proposer": "lookahead"}, DecodeConfig(proposer="lookahead")),
     ({"accept": "distance", "epsilon": 3}, DecodeConfig(accept="distance", epsilon=3)),
     ({"accept": "top-k", "adaptive": True}, replace(FASTEST, accept="top-k")),
     ({"temperature": 0.9, "sampling": "speculative"},
@@ -121,20 +241,31 @@ def test_given_options_win_over_the_adaptive_default(given, expected):
     assert combined(FASTEST, given, 10) == expected
 
 
+@pytest.mark.slow
 def test_python_calls_change_the_default_as_the_options_of_a_command_do(upscaler):
     assert upscaler.options() == upscaler.default
     near = upscaler.options(accept="distance", epsilon=2)
     assert near == DecodeConfig(accept="distance", epsilon=2, consistent=True, nucleus=0.9)
     assert upscaler.options(block_size=1) == upscaler.default.sequential()
-    with pytest.raises(ConfigError, match=r"^epsilon=4 has no effect with accept=exact; "):
-        upscaler.options(epsilon=4)
-    with pytest.raises(ConfigError, match=r"^unknown setting accpet; the settings are block_size, "
-                       r"accept, "):
-        upscaler.options(accpet="exact")
+    source = read_image(FACE)
+    called = upscaler(source, accept="distance", epsilon=2)
+    assert called[0].steps == upscaler(source, near)[0].steps < upscaler(source)[0].steps
+    *_, last = upscaler.stream(source, accept="distance", epsilon=2)
+    assert np.array_equal(last.images, called.images)
+    for refused in (upscaler.options, lambda **given: upscaler(source, **given),
+                    lambda **given: upscaler.stream(source, **given)):
+        with pytest.raises(ConfigError, match=r"^epsilon=4 has no effect with accept=exact; "):
+            refused(epsilon=4)
+        with pytest.raises(ConfigError, match=r"^unknown setting accpet; the settings are "
+                           r"block_size, accept, "):
+            refused(accpet="exact")
+    with pytest.raises(ConfigError, match="give either options or single settings such as accept"):
+        upscaler(source, near, accept="distance")
 
 
+@pytest.mark.slow
 def test_the_clock_does_not_decide_the_steps_of_a_face(monkeypatch):
-    network = random_model(replace(TINY, **NATIVE, free_scores=False))
+    network = random_model(replace(TINY, free_scores=False))
     steps, source = set(), np.arange(192, dtype=np.uint8).reshape(1, 8, 8, 3)
     for seconds in (1.0, 1e3):  # a machine that is a thousand times slower
         ticks = itertools.count(0.0, seconds)
@@ -144,7 +275,7 @@ def test_the_clock_does_not_decide_the_steps_of_a_face(monkeypatch):
             monkeypatch.setattr(f"superres.{module}.time", slow)
         upscaler = Upscaler(network, "tiny", device="cpu")
         assert upscaler.default == FASTEST
-        steps.add(upscaler(source).traces[0].iterations)
+        steps.add(upscaler(source)[0].steps)
     assert len(steps) == 1
 
 
@@ -162,6 +293,7 @@ def test_a_run_of_an_older_default_resumes(now, differs, tmp_path):
                        FaceTask(8, 32)).differences(row) == differs
 
 
+@pytest.mark.slow
 def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(upscaler, capsys):
     spec = importlib.util.spec_from_file_location("demo", FACE.parents[1] / "demo.py")
     demo = importlib.util.module_from_spec(spec)
@@ -172,7 +304,7 @@ def test_the_demo_compares_every_variant_with_one_token_per_step_of_its_kind(ups
     assert list(variants) == ["greedy", "exact", "blocks", "epsilon 2", "sequential", "sample",
                               "native"]
     assert variants["exact"].options == upscaler.default
-    demo.decode(variants, np.asarray(Image.open(FACE))[None], 1)
+    demo.decode(variants, read_image(FACE)[None], 1)
     for variant in variants.values():
         reference = variants[variant.reference]
         assert reference.options.temperature == variant.options.temperature

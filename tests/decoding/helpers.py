@@ -1,4 +1,4 @@
-"""What tests/decoding/test_parallel.py decodes, by itself and as one of several processes."""
+"""What tests/decoding/test_lookahead.py decodes, by itself and as one of several processes."""
 
 from __future__ import annotations
 
