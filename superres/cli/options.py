@@ -183,10 +183,10 @@ def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None
 def check_pairs(checkpoint: str, data: Path) -> None:
     """Raise an error if there is no checkpoint, or no parallel text in its languages, before
     anything is loaded."""
-    from superres.checkpoint import find_checkpoint, read_network
+    from superres.checkpoint import open_checkpoint
     from superres.tasks.translation import pair_paths
 
-    network = read_network(find_checkpoint(checkpoint))
+    network = open_checkpoint(checkpoint).network
     if network.languages:  # a checkpoint for another task is refused when it is loaded
         pair_paths(data, network.languages)
 

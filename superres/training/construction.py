@@ -13,7 +13,8 @@ import torch
 from accelerate import PartialState
 from torch import nn
 
-from superres.checkpoint import load_checkpoint, load_weights
+from superres.checkpoint import load_checkpoint
+from superres.nn.weights import load_weights
 from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superres.checkpoint import find_checkpoint, read_network
+from superres.checkpoint import open_checkpoint
 from superres.config import require, require_whole
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import InvalidInputError
@@ -30,14 +30,14 @@ def count_targets(
         InvalidInputError: the data cannot be used.
         ConfigError: a number is out of range, or the checkpoint is for another task.
     """
-    folder = find_checkpoint(checkpoint)
-    network = read_network(folder)
+    opened = open_checkpoint(checkpoint)
+    network = opened.network
     table = NgramTable(order, network.vocabulary, network.channels)
     require_whole("--least", least)
     require_whole("--most", most)
     if network.task == translation.name:
         languages = network.languages[0], network.languages[1]
-        codec = translation.Codec.read(folder)
+        codec = translation.Codec.read(opened.folder)
         rows = [np.array(row) for row in codec.split(translation.read_pairs(data, languages,
                                                                             limit).target)]
     else:
@@ -54,11 +54,11 @@ def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None
 
     `domain` says in messages what the text is. Errors are those of `count_targets`.
     """
-    folder = find_checkpoint(checkpoint)
-    network = read_network(folder)
+    opened = open_checkpoint(checkpoint)
+    network = opened.network
     require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; "
             "shortlists are for text")
-    codec = translation.Codec.read(folder)
+    codec = translation.Codec.read(opened.folder)
     pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
     return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary,
                            domain=domain)
