@@ -12,8 +12,9 @@ import torch
 from ports import own_port
 from training_runs import forked, train, train_alone, train_and_die, train_together
 
-from superres.checkpoint import load_checkpoint, read_tensors
+from superres.checkpoint import load_checkpoint
 from superres.errors import ConfigError
+from superres.nn.weights import read_tensors
 from superres.training import saved_state
 from superres.training.data import ImageBatches
 
