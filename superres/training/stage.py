@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from superres.config import DEVICES, HEAD_LAYERS, PRESETS, Config, documented, require, setting
+from superres.errors import shown
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
@@ -202,7 +203,7 @@ class Stage(Config):
 
         require(self.head_layer is None or (self.head_layer in HEAD_LAYERS and self.trains_heads),
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, in a stage that trains "
-                f"heads, not {self.head_layer!r}")
+                f"heads, not {shown(self.head_layer)}")
 
     @property
     def trains_heads(self) -> bool:

@@ -59,6 +59,7 @@ def test_a_new_field_is_an_option_with_its_help_and_a_key_of_a_survey(monkeypatc
         call(FACES, "--patience", "long")
 
 
+@pytest.mark.slow
 def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface(monkeypatch):
     gr = pytest.importorskip("gradio")
     from superres.web.controls import (
