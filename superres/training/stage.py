@@ -144,7 +144,8 @@ class Stage(Config):
                                "PATH")
     more: tuple[Path, ...] = setting((), "Text: more pairs PATH.en and PATH.de, for the stages "
                                      "that use them.", "PATH")
-    start: str | None = setting(None, "Checkpoint to start from.", "NAME|DIR")
+    start: str | None = setting(None, "Checkpoint whose weights training starts from.",
+                                "NAME|DIR")
     preset: str = setting("base", "Network to train without --start.", choices=tuple(PRESETS))
     prediction_heads: int | None = setting(None, "Prediction heads p1..pk.", "K",
                                            unset="as in --start, or 10", least=1, most=2**10)
