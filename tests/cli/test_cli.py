@@ -116,6 +116,7 @@ def test_an_interrupt_is_one_line_and_code_130(data, monkeypatch, capsys, loaded
             "command continues\n")
 
 
+@pytest.mark.slow
 def test_evaluate_prints_json_alone_on_standard_output_and_scores_the_likelihood_alone(
     loaded, data, capsys, monkeypatch,
 ):
@@ -138,6 +139,7 @@ def test_evaluate_prints_json_alone_on_standard_output_and_scores_the_likelihood
     assert "bytes per picture: p1" in shown
 
 
+@pytest.mark.slow
 def test_evaluate_prints_a_table_on_standard_error_and_draws_the_sheet(loaded, data, capsys):
     sheet = data / "sheets" / "sheet.png"
     assert run(["evaluate", "images", "--data", str(data / "dev.npz"), "--no-greedy", "--sheet",

@@ -26,86 +26,74 @@ def wanted(checkpoint):
     return load(checkpoint, "cpu")(LINES).texts
 
 
-def command(*words):
-    return run([str(word) for word in words])
+@pytest.fixture
+def translate(checkpoint, capsys):
+    """Run `superres translate` with the toy network; returns its code, and the lines of its output
+    and of its messages."""
+    def translated(*words):
+        code = run(["translate", "--checkpoint", checkpoint, "--device", "cpu", *map(str, words)])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err.splitlines()
+
+    return translated
 
 
-def translate(checkpoint, *words):
-    return command("translate", "--checkpoint", checkpoint, "--device", "cpu", *words)
+def test_lines_are_arguments_or_standard_input(checkpoint, wanted, translate, monkeypatch, refused):
+    def standard_input(text):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
-
-def standard_input(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
-@pytest.mark.parametrize("words", [LINES, ["\n".join(LINES)]], ids=["lines", "one argument"])
-def test_arguments_are_lines(checkpoint, wanted, capsys, words):
-    assert translate(checkpoint, *words) == 0
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
-
-
-def test_standard_input_goes_to_standard_output(checkpoint, wanted, capsys, monkeypatch, refused):
-    standard_input(monkeypatch, ("\n".join(LINES) + "\n").encode())
-    assert translate(checkpoint, "--batch-size", 1) == 0
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
-    standard_input(monkeypatch, b"")
+    assert translate(*LINES)[:2] == translate("\n".join(LINES))[:2] == (0, wanted)
+    standard_input("\n".join(LINES) + "\n")
+    assert translate("--batch-size", 1)[:2] == (0, wanted)
+    standard_input("")
     assert "standard input is empty" in refused("translate", "--checkpoint", checkpoint)
 
 
-def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(checkpoint, wanted, tmp_path,
-                                                                capsys):
+def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(wanted, translate, tmp_path):
     (tmp_path / "in.txt").write_text("".join(f"{line}\r\n" for line in LINES))
     output = tmp_path / "new" / "out.txt"
-    assert translate(checkpoint, "--input", tmp_path / "in.txt", "--output", output) == 0
-    assert output.read_text() == "".join(f"{text}\n" for text in wanted)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "superres: 4 lines in " in captured.err
-    assert "mean accepted block size" in captured.err
+    code, printed, said = translate("--input", tmp_path / "in.txt", "--output", output)
+    assert (code, printed) == (0, [])
+    assert output.read_text().splitlines() == wanted
+    assert said[-1].startswith("superres: 4 lines in ")
+    assert "mean accepted block size" in said[-1]
     assert [path.name for path in output.parent.iterdir()] == ["out.txt"]
 
 
-def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, capsys):
-    assert translate(checkpoint, LINES[0], "--trace", "--block-size", 2) == 0
-    captured = capsys.readouterr()
+def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, translate):
+    _, printed, said = translate(LINES[0], "--trace", "--block-size", 2)
     trace, = load(checkpoint, "cpu")(LINES[:1], DecodeConfig(block_size=2)).traces
-    steps = [line for line in captured.err.splitlines() if line.startswith("Step ")]
-    assert len(steps) == trace.iterations
-    counts = [int(step.split()[2]) for step in steps]
-    assert counts == trace.accepted
-    assert steps[0].startswith(f"Step 1 {counts[0]:>4} token")
+    steps = [line for line in said if line.startswith("Step ")]
+    assert [int(step.split()[2]) for step in steps] == trace.accepted
+    assert steps[0].startswith(f"Step 1 {trace.accepted[0]:>4} token")
     assert steps[0].endswith("]")
-    assert "Step" not in captured.out
+    assert len(printed) == 1
 
 
-def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
-    assert translate(checkpoint, *LINES, "--beam", 3, "--length-penalty", 1.0) == 0
+def test_beam_search_is_an_option_without_blocks(checkpoint, translate):
     texts = load(checkpoint, "cpu")(LINES, BeamConfig(3, 1.0)).texts
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
+    assert translate(*LINES, "--beam", 3, "--length-penalty", 1.0)[:2] == (0, texts)
 
 
 @pytest.mark.parametrize("options", [(), ("--beam", 2)])
-def test_a_line_of_many_sentences_is_one_line(checkpoint, capsys, options):
-    line = "The man sees a dog. " * 8
-    assert translate(checkpoint, "dog", line, *options) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+def test_a_line_of_many_sentences_is_one_line(translate, options):
+    code, printed, _ = translate("dog", "The man sees a dog. " * 8, *options)
+    assert (code, len(printed)) == (0, 2)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_a_line_that_cannot_be_translated_fails_alone(checkpoint, tmp_path, capsys, encoding):
+def test_a_line_that_cannot_be_translated_fails_alone(checkpoint, translate, tmp_path, encoding):
     (tmp_path / "in.txt").write_text(f"dog\n{'x' * 3000}\nä man", encoding=encoding)
-    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
-    assert translate(checkpoint, *words) == 1
-    assert "line 2: a word is longer than the 24 tokens" in capsys.readouterr().err
-    assert (tmp_path / "out.txt").read_text().split("\n") == [
-        *load(checkpoint, "cpu")(["dog", "", "ä man"]).texts, ""]
+    code, printed, said = translate("--input", tmp_path / "in.txt")
+    assert (code, printed) == (1, load(checkpoint, "cpu")(["dog", "", "ä man"]).texts)
+    assert "line 2: a word is longer than the 24 tokens" in "".join(said)
 
 
+@pytest.mark.slow
 def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, tmp_path, capsys):
     data = write_pairs(sentences(6), tmp_path / "dev")
-    words = ["evaluate", "text", "--checkpoint", checkpoint, "--data", data, "--device", "cpu",
-             "--json", "--limit", 5]
-    assert command(*words) == 0
+    assert run(["evaluate", "text", "--checkpoint", checkpoint, "--data", str(data), "--device",
+                "cpu", "--json", "--limit", "5"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["sentences"], report["languages"], report["batch_size"]) == (5, "en-de", 1)
     assert report["config"]["block_size"] == 4
@@ -124,48 +112,46 @@ def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, tm
     assert blockwise["seconds_per_sentence"] > 0
 
 
-def test_translations_are_written_in_order_before_further_lines_begin(checkpoint, tmp_path,
-                                                                      monkeypatch):
+def test_each_line_is_cut_once_and_its_noise_is_that_of_its_number(checkpoint, monkeypatch):
     monkeypatch.setattr(text, "TOGETHER", 1)
     lines, options = [*LINES, *reversed(LINES)], DecodeConfig(temperature=0.9)
     translator, cut = load(checkpoint, "cpu"), []
     segments = translator.codec.segments
-    monkeypatch.setattr(translator.codec, "segments", lambda line: cut.append(line)
-                        or segments(line))
+    monkeypatch.setattr(translator.codec, "segments",
+                        lambda line: cut.append(line) or segments(line))
+    summary = text.TranslationSummary()
     results = list(text.translate_lines(lines, translator, options, 2))
-    assert cut == lines  # each line is cut once
+    assert cut == lines
     assert [len(result.texts) for result in results] == [2] * (len(lines) // 2)
-    # The noise of a line is that of its number in the whole text.
     assert [line for result in results for line in result.texts] == translator(lines, options).texts
+    for result in results:
+        summary.add(result)
+    assert str(summary).startswith(f"{len(lines)} lines in ")
+
+
+def test_a_text_is_replaced_whole_or_not_at_all(tmp_path):
     output = tmp_path / "out.txt"
     output.write_text("before\n")
     with text.line_writer(output) as write:
         write(["a", "b"])
         assert output.read_text() == "before\n"
         write(["c"])
-    assert output.read_text() == "a\nb\nc\n"
     with pytest.raises(AttributeError), text.line_writer(output) as write:
         write(["d", None.missing])
     assert output.read_text() == "a\nb\nc\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
-    summary = text.TranslationSummary()
-    for result in results:
-        summary.add(result)
-    assert summary.lines == len(lines)
-    assert str(summary).startswith(f"{len(lines)} lines in ")
 
 
 @pytest.mark.slow
-def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, capsys,
-                                               refused):
+def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, refused,
+                                               translate):
     pytest.importorskip("s3fs", reason="the cloud extra is not installed")
     with faulty_store(monkeypatch) as store:
         write_place(f"{store}/in.txt", "\n".join(LINES).encode())
-        assert translate(checkpoint, "--input", f"{store}/in.txt", "--output",
-                         f"{store}/below/out.txt") == 0
+        code, *_ = translate("--input", f"{store}/in.txt", "--output", f"{store}/below/out.txt")
+        assert code == 0
         assert read_place(f"{store}/below/out.txt", 10_000).decode().splitlines() == wanted
-        assert translate(checkpoint, "--input", f"{store}/in.txt") == 0
-        assert capsys.readouterr().out.splitlines() == wanted
+        assert translate("--input", f"{store}/in.txt")[:2] == (0, wanted)
         for words, message in (
             (["--input", f"{store}/in.txt", "--output", f"{store}/in.txt"], "replace the input"),
             (["--input", f"{store}/none.txt"], "s3://faces/none.txt does not exist"),

@@ -74,9 +74,8 @@ IMPOSSIBLE = [
     (ModelConfig, "source_shape", 8), (ModelConfig, "target_shape", (33, 32, 3)),
     (ModelConfig, "target_shape", (64,)), (ModelConfig, "attention_heads", 3),
     (ModelConfig, "width", 30), (ModelConfig, "width", 1.5), (ModelConfig, "attention", "global"),
-    (ModelConfig, "norm", "none"), (ModelConfig, "head_layer", "sparse"),
-    (ModelConfig, "dropout", 1.0), (ModelConfig, "dropout", -0.1),
-    (ModelConfig, "ordinal_shape", "gaussian"), (ModelConfig, "ordinal_shape", None),
+    (ModelConfig, "norm", "none"), (ModelConfig, "dropout", 1.0), (ModelConfig, "dropout", -0.1),
+    (ModelConfig, "ordinal_shape", None),
     (DecodeConfig, "block_size", 0), (DecodeConfig, "block_size", 2.0),
     *((DecodeConfig, "epsilon", value) for value in (-1, 0.5, (), (4, 3), 256)),
     (DecodeConfig, "top_k", 0), (DecodeConfig, "min_block", 0),
@@ -86,12 +85,10 @@ IMPOSSIBLE = [
       for value in (1e10, 1e39)),
     (DecodeConfig, "later_temperature", (0.0, 1e39)),
     (DecodeConfig, "seed", -1), (DecodeConfig, "seed", 2**63),
-    (BeamConfig, "size", 0), (BeamConfig, "length_penalty", -1.0),
-    (Stage, "batch_size", 0), (Stage, "learning_rate", 0.0), (Stage, "learning_rate", "fast"),
+    (BeamConfig, "size", 0), (BeamConfig, "length_penalty", -1.0), (Stage, "learning_rate", 0.0),
     (Stage, "clip", -1.0), (Stage, "stage", "middle"), (Stage, "ema_decay", 1.0),
     (Stage, "steps", 0), (Stage, "head_loss", "none"), (Stage, "head_target", "p2"),
-    (Stage, "warmup_steps", -1), (Stage, "crop_share", 2), (Stage, "turned_share", -1),
-    (Stage, "flip", 1), (Stage, "teacher", 7), (Stage, "minutes", "1"),
+    (Stage, "crop_share", 2), (Stage, "flip", 1), (Stage, "teacher", 7),
 ]
 
 
@@ -217,21 +214,14 @@ def test_any_number_that_is_taken_decodes(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [-1, 1e30, *NO_NUMBERS, 2**63, 0.5, None, [], {}, "9" * 9999],
-                         ids=lambda value: repr(value)[:20])
-def test_what_a_visitor_sends_in_place_of_a_number_is_refused(value):
+def test_what_a_visitor_sends_in_place_of_a_number_is_refused():
     pytest.importorskip("gradio")
-    from superres.web.controls import MAX_SAMPLES, options_of, whole_number
+    from superres.web.controls import MAX_SAMPLES, whole_number
     from superres.web.translate_tab import variant_of
 
-    face = {"block_size": 4, "accept": "distance", "epsilon": 2, "top_k": 2, "consistent": True,
-            "temperature": 0, "later_temperature": "", "seed": 0}
     text = {"block_size": 4, "accept": "exact", "top_k": 2, "beam": 0}
-    options_of(DecodeConfig(), face.values())
-    for read, values, names in ((lambda values: options_of(DecodeConfig(), values), face,
-                                 ("block_size", "epsilon", "top_k", "seed")),
-                                (lambda values: variant_of(DecodeConfig(), *values), text,
-                                 ("block_size", "top_k", "beam"))):
-        for name in names:
-            refusal(read, {**values, name: value}.values(), error=ConfigError)
-    refusal(whole_number, "samples", value, 1, MAX_SAMPLES, error=ConfigError)
+    for value in (-1, 1e30, 2**63, 0.5, None, [], {}, "9" * 9999, *NO_NUMBERS):
+        for name in ("block_size", "top_k", "beam"):
+            values = {**text, name: value}.values()
+            refusal(variant_of, DecodeConfig(), *values, error=ConfigError)
+        refusal(whole_number, "samples", value, 1, MAX_SAMPLES, error=ConfigError)
