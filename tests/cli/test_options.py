@@ -106,6 +106,7 @@ def test_a_command_line_gives_options_that_its_command_has():
     assert [found for found in named if not found[-1] <= options_of(command_of(found[1]))] == []
 
 
+@pytest.mark.slow
 def test_every_option_in_a_text_or_a_message_exists():
     known = FOREIGN.union(*map(options_of, ["", "app.py", *SCRIPTS]))
     named = [(path, option) for path in TEXTS for option in OPTION.findall(path.read_text())]

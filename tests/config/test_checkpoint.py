@@ -214,18 +214,33 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name, make, folder):
 
 # Settings
 
-def test_another_format_a_missing_file_and_a_missing_folder_are_named(folder):
-    for version in (2, "1", None):
-        edit(folder, format_version=version)
-        assert f"format {version!r}" in refusal(load_checkpoint, folder)
-    edit(folder, format_version=1)
+def test_a_missing_file_a_missing_folder_and_another_task_are_named(folder):
+    assert "has 6 intensities" in refusal(load, folder)
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     assert f"{WEIGHTS} is missing" in refusal(load_checkpoint, folder)
     assert f"no checkpoint at {folder}x" in refusal(load_checkpoint, f"{folder}x")
 
 
+NETWORK = SMALL.to_dict()
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    *(({"format_version": version}, f"format {version!r}") for version in (2, "1", None)),
+    ({"model": TEXT.to_dict() | {"target_shape": [4, 4, 3], "tied_embeddings": False}},
+     "a translation needs"),
+    # names and shapes are compared before memory is taken: such weights would take 51 GB
+    ({"model": NETWORK | {"decoder_layers": 64, "filter_size": 2**16, "width": 2**10}},
+     "lacks tensors"),
+    ({"model": NETWORK | {"filter_size": 2**16, "head_filter_size": 2**16,
+                          "conditioning_width": 2**14}}, "another shape"),
+], ids=lambda value: str(value)[:40])
+def test_settings_that_the_weights_or_the_release_do_not_fit_are_refused(changes, message, folder):
+    edit(folder, **changes)
+    assert message in refusal(load_checkpoint, folder)
+
+
 @pytest.mark.parametrize(("changes", "named"), [
-    *(({name: value}, f"{CONFIG}: {name}") for name, of in SMALL.to_dict().items()
+    *(({name: value}, f"{CONFIG}: {name}") for name, of in NETWORK.items()
       if type(of) is int for value in (10**6 + 2**21, 10**400)),
     ({"target_shape": [2**20, 2**20, 3]}, "target_shape"),
     ({"source_shape": [2**40]}, "source_shape"),
@@ -237,24 +252,8 @@ def test_another_format_a_missing_file_and_a_missing_folder_are_named(folder):
 ], ids=lambda value: str(value)[:40])
 def test_sizes_that_no_machine_can_hold_are_refused_unbuilt(changes, named, folder, monkeypatch):
     monkeypatch.setattr(EncoderDecoder, "__init__", lambda *_: pytest.fail("built"))
-    edit(folder, model=SMALL.to_dict() | changes)
+    edit(folder, model=NETWORK | changes)
     assert named in refusal(load_checkpoint, folder)
-
-
-def test_names_and_shapes_are_compared_before_memory_is_taken(folder):
-    """Its weights would take 51 GB."""
-    edit(folder, model=SMALL.to_dict() | {"decoder_layers": 64, "filter_size": 2**16,
-                                          "width": 2**10})
-    assert "lacks tensors" in refusal(load_checkpoint, folder)
-    edit(folder, model=SMALL.to_dict() | {"filter_size": 2**16, "head_filter_size": 2**16,
-                                          "conditioning_width": 2**14})
-    assert "another shape" in refusal(load_checkpoint, folder)
-
-
-def test_a_network_fits_its_task(folder):
-    assert "has 6 intensities" in refusal(load, folder)
-    edit(folder, model=TEXT.to_dict() | {"target_shape": [4, 4, 3], "tied_embeddings": False})
-    assert "a translation needs" in refusal(load_checkpoint, folder)
 
 
 def test_no_type_of_a_default_makes_a_traceback(folder):
