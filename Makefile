@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # The platforms of `make wheels`; linux_x86_64 is compiled with this system's g++, for systems as new as this one.
 PLATFORMS := manylinux_2_28_x86_64 manylinux_2_28_aarch64 macosx_11_0_arm64 win_amd64
 
-.PHONY: demo pictures quick test test-all mutations app check docs site wheels native-aarch64 native-test wasm-test native-bench clean
+.PHONY: demo pictures browser-costs quick test test-all mutations app check docs site wheels native-aarch64 native-test wasm-test native-bench clean
 .DELETE_ON_ERROR:
 
 # With it, each of the hundreds of processes that the tests start would compile the package again.
@@ -21,6 +21,10 @@ pictures: $(VENV)/.installed-dev
 	$(RUN) scripts/draw_decode.py
 	$(RUN) scripts/demo.py --rounds 1 --output demo --sheet .github/pictures/faces.png
 	$(RUN) scripts/draw_page.py $(ARGS)
+
+# The costs of WebAssembly in the checkpoints, to record after a change of weights; needs Chromium.
+browser-costs: dev.npz $(VENV)/.installed-dev
+	$(RUN) scripts/browser_costs.py --data dev.npz $(ARGS)
 
 PYTEST := $(RUN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40
 

@@ -1,9 +1,8 @@
 """Compile the native variants of a platform, as `make wheels` and the tests under emulation need
 them.
 
-    python scripts/build_native.py manylinux_2_28_x86_64 build/native       # by ziglang, for glibc
-    2.28 and later python scripts/build_native.py linux_aarch64 build/native aarch64-dotprod   # by
-    a cross compiler, one variant
+    python scripts/build_native.py manylinux_2_28_x86_64 build/native
+    python scripts/build_native.py linux_aarch64 build/native aarch64-dotprod   # one variant
 
 The platforms of wheels that anybody may install are compiled with ziglang, a Clang with the C++
 libraries of all of them. `linux_x86_64` and `linux_aarch64` are compiled with g++: quickly, for

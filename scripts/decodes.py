@@ -71,7 +71,7 @@ def iterations(
 def result_of(loop: BlockwiseLoop) -> Decoded:
     """Return the tokens and traces of a loop so far."""
     rows = torch.arange(len(loop.plain.keys), device=loop.plain.keys.device)
-    return Decoded(loop.decoder.results(rows)[0], loop.recorder.rows())
+    return Decoded(loop.plain.results(rows)[0], loop.recorder.rows())
 
 
 @torch.inference_mode()

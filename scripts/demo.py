@@ -7,7 +7,6 @@ faces in `scripts/faces`, which a model of this project drew.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +15,19 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from superres import DecodeConfig, SuperresError, Upscaler
+from measurements import Checkpoint, Device, run
+from superres import DecodeConfig, Upscaler
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import ConfigError
 from superres.evaluation.examples import photographs
+from superres.pictures.read import Picture, Pixels, read_image
+from superres.pictures.write import encode_png
 from superres.pipeline.choose import fastest_exact
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import prepare_folder, write_result
 from superres.system.progress import track
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.image_files import encode_png
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.pictures import Picture, Pixels, read_image
 from superres.tasks.sheets import contact_sheet
 
 BLOCK = 4
@@ -89,19 +89,20 @@ def load_variants(checkpoint: str, device: str) -> dict[str, Variant]:
     blocks = exact.changed({"adaptive": False, "block_size": BLOCK})
     epsilon, sample = (exact.changed({"accept": "distance", "epsilon": 2}),
                        exact.changed({"temperature": 0.9}))
-    variants = {name: Variant(meaning, upscaler, options, reference) for name, meaning, options,
-                reference in (
-                    ("greedy", "The likeliest token, one per step.", exact.sequential(), "greedy"),
-                    ("exact", "The tokens of greedy, as many per step as are fastest here (the "
-                     "default).", exact, "greedy"),
-                    ("blocks", f"The tokens of greedy, up to {BLOCK} per step: fewer steps, each "
-                     "of which takes longer.", blocks, "greedy"),
-                    ("epsilon 2", "Proposals within 2 grey levels of the model's choice are "
-                     "accepted.", epsilon, "greedy"),
-                    ("sequential", "A random sample at temperature 0.9, one token per step.",
-                     sample.sequential(), "sequential"),
-                    ("sample", "The tokens of sequential, several per step.", sample,
-                     "sequential"))}
+    ways = {
+        "greedy": ("The likeliest token, one per step.", exact.sequential()),
+        "exact": ("The tokens of greedy, as many per step as are fastest here (the default).",
+                  exact),
+        "blocks": (f"The tokens of greedy, up to {BLOCK} per step: fewer steps, each of which "
+                   "takes longer.", blocks),
+        "epsilon 2": ("Proposals within 2 grey levels of the model's choice are accepted.",
+                      epsilon),
+        "sequential": ("A random sample at temperature 0.9, one token per step.",
+                       sample.sequential()),
+        "sample": ("The tokens of sequential, several per step.", sample)}
+    variants = {name: Variant(meaning, upscaler, options,
+                              "sequential" if options.temperature else "greedy")
+                for name, (meaning, options) in ways.items()}
     try:
         floats = Upscaler.load(checkpoint, device, "native")
     except ConfigError as error:
@@ -177,9 +178,8 @@ def table_lines(variants: dict[str, Variant]) -> Iterator[str]:
 
 def main(
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = "celeba-8to64",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    checkpoint: Checkpoint = "celeba-8to64",
+    device: Device = "auto",
     sheet: Annotated[Path | None, typer.Option(help="File for the sheet. [default: sheet.png in "
                                                "that folder]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement; their medians are "
@@ -210,7 +210,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"demo: {error}")
+    run(main)

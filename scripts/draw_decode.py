@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +19,14 @@ import typer
 from PIL import Image, ImageDraw, ImageFont
 
 from demo import read_photographs
-from superres import SuperresError, Upscaler
+from measurements import Checkpoint, run
+from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
+from superres.pictures.mark import marked
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaled
 from superres.system.output import write_result
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.metadata import marked
-from superres.tasks.pictures import Pixels
 
 ROOT = Path(__file__).parent.parent
 BLOCK = 10
@@ -84,8 +84,7 @@ def draw_frame(step: int, decodes: list[Decode], source: Pixels, truth: Pixels,
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = DEFAULT_CASCADE,
+    checkpoint: Checkpoint = DEFAULT_CASCADE,
     output: Annotated[Path, typer.Option(help="File for the picture.")] = ROOT / ".github"
     / "pictures" / "decode.webp",
 ) -> None:
@@ -100,14 +99,11 @@ def main(
     first, *others = (draw_frame(int(step), decodes, source, truth, task) for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=60, method=6,
-               minimize_size=True, loop=0, xmp=marked(None),
+               minimize_size=True, loop=0, xmp=marked(),
                duration=[*itertools.repeat(FRAME_MS, FRAMES), LAST_MS])
     write_result(output, content.getvalue())
     print(output, flush=True)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_decode: {error}")
+    run(main)

@@ -8,7 +8,6 @@ about real faces.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,8 @@ import numpy as np
 import typer
 
 from demo import read_inputs
-from superres import DecodeConfig, SuperresError, Upscaler
+from measurements import Checkpoint, Device, run
+from superres import DecodeConfig, Upscaler
 from superres.system.progress import Progress, say
 from superres.tasks.face_data import FacePairs, write_npz
 
@@ -26,9 +26,8 @@ SAMPLES = 8
 
 def main(
     output: Annotated[Path, typer.Argument(help="The .npz to write.")],
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = "celeba-8to32",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    checkpoint: Checkpoint = "celeba-8to32",
+    device: Device = "auto",
 ) -> None:
     """Sample the pictures, and write them with their reductions as
     `superres.tasks.face_data.read_faces` reads them."""
@@ -46,7 +45,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_dev: {error}")
+    run(main)

@@ -22,10 +22,11 @@ import typer
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from measurements import Checkpoint, run
 from superres.config import DEFAULT_CASCADE
-from superres.errors import ConfigError, SuperresError
+from superres.errors import ConfigError
+from superres.pictures.mark import marked
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.metadata import marked
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
@@ -35,14 +36,16 @@ STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 
 """Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a
 beard, a collar."""
 DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
-    && document.querySelector(".sr-paint").dataset.state === "drawn" && document.querySelector(".sr-others img")"""
+    && document.querySelector(".sr-paint").dataset.state === "drawn"
+    && document.querySelector(".sr-others img")"""
 """Whether the faces of new pixels are all there."""
 PATIENCE = 300  # seconds for each step, on a busy machine
 SENTENCES = "A small dog runs through deep snow.\nTwo women are sitting on a bench in the park."
 BROKEN = """() => {
     for (const stepper of [...document.querySelectorAll("#results superres-stepper")].reverse()) {
         const middle = stepper.steps.length >> 1;
-        const step = stepper.steps.findIndex((one, at) => at > middle && one.accepted === 2 && one.broken);
+        const step = stepper.steps.findIndex(
+            (one, at) => at > middle && one.accepted === 2 && one.broken);
         if (step >= 0) {
             stepper.show(step + 1);
             return stepper;
@@ -71,7 +74,8 @@ def served(checkpoint: str) -> Iterator[str]:
 
 def decode(page: Page, button: str) -> None:
     """Press a button, and wait until its decoding has ended and the page shows its results."""
-    page.locator(".sr-actions").filter(has=page.locator(button)).evaluate("""bar => { window.ended = false;
+    page.locator(".sr-actions").filter(has=page.locator(button)).evaluate("""bar => {
+        window.ended = false;
         new MutationObserver(() => { ended ||= bar.dataset.state === "fresh"; }).observe(
             bar, {attributeFilter: ["data-state"]}); }""")
     page.click(button)
@@ -113,7 +117,7 @@ def draw_strokes(page: Page, output: Path) -> None:
     content = io.BytesIO()
     pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80,
                      method=6, duration=[1500, *[700] * (len(pictures) - 2), 2500],
-                     xmp=marked(None))
+                     xmp=marked())
     write_result(output / "demo-paint.webp", content.getvalue())
     print(output / "demo-paint.webp", flush=True)
 
@@ -167,14 +171,13 @@ def save(png: bytes, path: Path) -> None:
     """Write a screenshot as WebP."""
     content = io.BytesIO()
     Image.open(io.BytesIO(png)).convert("RGB").save(content, "WEBP", quality=90, method=6,
-                                                    xmp=marked(None))
+                                                    xmp=marked())
     write_result(path, content.getvalue())
     print(path, flush=True)
 
 
 def main(
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint name, folder or hub "
-                                            "id.")] = DEFAULT_CASCADE,
+    checkpoint: Checkpoint = DEFAULT_CASCADE,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = ROOT / "docs"
     / "pictures",
 ) -> None:
@@ -197,7 +200,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_page: {error}")
+    run(main)

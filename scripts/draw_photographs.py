@@ -12,7 +12,6 @@ Whatever fails is shown failing.
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,16 +20,17 @@ import typer
 from PIL import Image
 
 from demo import PHOTOS
-from superres import SuperresError, Upscaler
+from measurements import run
+from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
+from superres.pictures.mark import marked
+from superres.pictures.read import Pixels
 from superres.system.output import write_result
 from superres.tasks.crops import Crop
 from superres.tasks.face_finder import face_boxes, rough_squares
 from superres.tasks.faces import FaceTask
-from superres.tasks.metadata import marked
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.pictures import Pixels
 from superres.tasks.sheets import contact_sheet
 
 ROOT = Path(__file__).parent.parent
@@ -105,14 +105,11 @@ def main(
     photos = photographs(PHOTOS)
     for file, draw in ((photographs_file, pictures), (crops_file, alignment)):
         content = io.BytesIO()
-        mark = marked(None, {"checkpoint": upscaler.name})
+        mark = marked({"checkpoint": upscaler.name})
         Image.fromarray(draw(upscaler, photos)).save(content, "WEBP", lossless=True, method=6,
                                                      xmp=mark)
         write_result(file, content.getvalue())
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except SuperresError as error:
-        sys.exit(f"draw_photographs: {error}")
+    run(main)

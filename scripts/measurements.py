@@ -20,7 +20,6 @@ import importlib
 import io
 import json
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,14 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 from PIL import Image
 
 from superres.config import require
 from superres.errors import ConfigError, InvalidInputError, SuperresError
-from superres.system.machine import Timer, machine
+from superres.system.machine import machine
 from superres.system.output import (
     figure_png,
     markdown_table,
@@ -49,8 +47,6 @@ from superres.system.progress import say
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS = ROOT / "docs" / "measurements"
-RESAMPLES = 2000
-"""Bootstrap samples of an interval."""
 SECTION = re.compile(r"<!-- table: ([\w-]+)\.([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 """A table in a page: its document and its view."""
 
@@ -64,6 +60,7 @@ Text = Annotated[Path, typer.Option(help="Parallel text: PATH.en and PATH.de, or
                                     "sacreBLEU.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use the first N inputs only.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Engine = Annotated[str, typer.Option(help="Engine of decoding.")]
 Checkpoint = Annotated[str, typer.Option(help="Checkpoint name, folder or hub id.")]
 Busy = Annotated[bool, typer.Option("--busy", help="Measure even if other processes use the "
                                     "processor.")]
@@ -196,40 +193,6 @@ def conditions_text(document: Document) -> str:
             + (f" Conditions: {given}." if given else ""))
 
 
-# Figures
-
-
-def in_turns(variants: Mapping[str, Callable[[], object]], rounds: int, clock: Timer | None = None
-             ) -> dict[str, list[float]]:
-    """Return the seconds of every variant, called in turns for `rounds` rounds, after an untimed
-    round."""
-    clock, times = clock or Timer(torch.device("cpu")), {name: list[float]() for name in variants}
-    for number in range(rounds + 1):
-        for name, run in variants.items():
-            taken = clock.once(run)
-            if number:
-                times[name].append(taken)
-    return times
-
-
-def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median of the times of every variant."""
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def ratio(total: np.ndarray, count: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return the ratio of the sums of `total` and `count` [N], and that of RESAMPLES bootstrap
-    samples of both."""
-    drawn = np.random.default_rng(0).integers(0, len(total), (RESAMPLES, len(total)))
-    return (float(total.sum() / max(count.sum(), 1)),
-            total[drawn].sum(1) / np.maximum(count[drawn].sum(1), 1))
-
-
-def interval(samples: np.ndarray) -> list[float]:
-    """Return the interval of 95 % of bootstrap samples."""
-    return [float(bound) for bound in np.quantile(samples, (0.025, 0.975))]
-
-
 def verdict(difference: float, noise: float = 0.0) -> str:
     """Return whether a difference is positive beyond its noise: holds, does not hold or
     undecided."""
@@ -269,8 +232,9 @@ def columns_table(rows: Iterable[Values], columns: Columns) -> str:
 def views(document: Document) -> dict[str, str]:
     """Return the parts of any document as Markdown, by name."""
     if "printed" in document:
-        return {name: markdown_table(table["header"], table["rows"]) for name,
-                table in document["printed"].items()}
+        return {name: shown if isinstance(shown, str) else markdown_table(shown["header"],
+                                                                          shown["rows"])
+                for name, shown in document["printed"].items()}
     found: dict[str, str] = importlib.import_module(document["table"]).views(document)
     return found
 
@@ -373,8 +337,7 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Fill the tables of all pages from docs/measurements."""
-    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark", "check",
-                                                               "train")]
+    sys.path += [str(ROOT / "scripts" / folder) for folder in ("reproduce", "benchmark")]
     for page in pages():
         if fill_page(page):
             print(f"filled: {page}")

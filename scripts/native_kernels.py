@@ -3,10 +3,10 @@ here.
 
     python scripts/native_kernels.py test                    # make native-test
     python scripts/native_kernels.py bench                   # make native-bench
-    python scripts/native_kernels.py step                    # what a step needs and takes, as JSON:
-    `bench` calls it python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
-    python scripts/native_kernels.py test --sanitize thread  # the tests of decodes, which use
-    threads, for data races
+    python scripts/native_kernels.py step                    # of one step, as JSON, for `bench`
+    python scripts/native_kernels.py test x86-64-v3 aarch64  # these variants only
+    python scripts/native_kernels.py test --sanitize thread  # the decodes' threads, for data races
+    python scripts/native_kernels.py test --sanitize address # memory, and undefined behaviour
 
 Each variant is compiled by $CXX (c++ by default), and by clang++ if it is installed. The variants
 of aarch64 are compiled by a cross compiler and run by qemu-aarch64 if both are installed, and those
@@ -47,7 +47,9 @@ CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Processors that the emulator imitates: the Cortex-A72 has no dot products.
 EMULATED = {"aarch64": "cortex-a72", "aarch64-dotprod": "max"}
 
-SANITIZE = {"thread": ("-fsanitize=thread", "-g", "-O1", "-fno-builtin-memcpy")}
+SANITIZE = {"thread": ("-fsanitize=thread", "-g", "-O1", "-fno-builtin-memcpy"),
+            "address": ("-fsanitize=address,undefined,float-cast-overflow", "-g", "-O1",
+                        "-fno-sanitize-recover=all")}
 """Flags by sanitizer. ThreadSanitizer sees no access of more than 16 bytes but calls of memcpy,
 which vectors use."""
 
@@ -187,7 +189,8 @@ def run_tests(chosen: list[Target]) -> bool:
     passed = failed = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(lambda target: subprocess.run(
-            [*target.runner, str(target.file("test")), *["decoding"] * bool(target.sanitizer)],
+            [*target.runner, str(target.file("test")),
+             *["decoding"] * (target.sanitizer == "thread")],
             capture_output=True, text=True, check=False), chosen))
     for target, result in zip(chosen, results, strict=True):
         last = (result.stdout.splitlines() or [""])[-1]

@@ -164,35 +164,20 @@ class TreeSession(Session, Protocol):
 
 
 class Decoder(Protocol):
-    """Decodes the rows of a batch. A new one starts a sequence in every row."""
+    """Runs the iterations of the rows of a `superres.decoding.blockwise.PlainDecoder`, which is one
+    itself."""
 
     def advance(self, count: int) -> Tensor:
         """Do up to `count` iterations of one block size, none only if all rows are complete, and
         return their trace.
 
-        int64 [N, B, 2 + W]: position, number of accepted tokens and proposals. May raise
-        ScoresError as `complete`.
-        """
-
-    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        """Begin the sequences in rows `chosen` int64 [R] of `fresh` in `rows` [R], each of which
-        occurs once.
-
-        `fresh` is an empty session made for the same width, and `keys` [R] are those of the
-        sampling noise.
+        int64 [N, B, 2 + W]: position, number of accepted tokens and proposals. Raises ScoresError,
+        at once or when the rows are asked for, if scores are not finite.
         """
 
     def shrink(self, rows: Tensor, session: Session) -> None:
         """Continue with `rows` int64 [R] only, in `session`, an empty session of R rows made for
         the same width."""
-
-    def complete(self) -> Tensor:
-        """Return whether each row is complete, bool [B]; raises ScoresError if scores are not
-        finite."""
-
-    def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens
-        [R]."""
 
 
 class ScoringModel(Protocol):

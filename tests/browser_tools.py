@@ -9,7 +9,7 @@ from PIL import Image
 from playwright.sync_api import TimeoutError
 from web_demo import FACES, LABELS
 
-from superres.tasks.pictures import read_image
+from superres.pictures.read import read_image
 
 WCAG = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa",
                                               "wcag22aa"]}}

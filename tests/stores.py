@@ -10,28 +10,27 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from superres.system import places
+from superres.system import stores
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "check" / "store_with_faults.py"
+SCRIPT = Path(__file__).resolve().parent / "batch" / "store_with_faults.py"
 
 
 @contextmanager
 def faulty_store(monkeypatch, errors=0.05, cuts=0.05):
     """Serve a store in a process of its own and point the environment at it; yields the URL of its
     bucket."""
-    with subprocess.Popen([sys.executable, str(SCRIPT), "--errors", str(errors), "--cuts",
-                           str(cuts)],
+    with subprocess.Popen([sys.executable, str(SCRIPT), str(errors), str(cuts)],
                           stdout=subprocess.PIPE, text=True) as process:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
         for name, value in (("AWS_ENDPOINT_URL", endpoint), ("AWS_ACCESS_KEY_ID", "k"),
                             ("AWS_SECRET_ACCESS_KEY", "s"), ("AWS_DEFAULT_REGION", "us-east-1"),
                             ("AWS_EC2_METADATA_DISABLED", "true")):
             monkeypatch.setenv(name, value)
-        places._system.cache_clear()  # its connections are to the store of an earlier test
+        stores.system_of.cache_clear()  # its connections are to the store of an earlier test
         try:
             yield "s3://faces"
         finally:
-            places._system.cache_clear()
+            stores.system_of.cache_clear()
             process.terminate()
 
 

@@ -144,10 +144,10 @@ class Blocked:
     def from_size(self, side):
         return self
 
-    def stream(self, *arguments, **keywords):
+    def decode_stream(self, *arguments, **keywords):
         self.streams += 1
         self.go.wait(300)
-        yield from self._upscaler.stream(*arguments, **keywords)
+        yield from self._upscaler.decode_stream(*arguments, **keywords)
 
 
 ALL = 10_000

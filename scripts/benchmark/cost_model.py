@@ -16,18 +16,10 @@ import math
 import numpy as np
 import torch
 
-from superres.config import DecodeConfig, require
+from superres.config import require
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.sampling import SpeculativeSampler
 from superres.decoding.trace import RowTrace
-
-
-def branches(options: DecodeConfig, block_size: int) -> tuple[int, int]:
-    """Return the number of candidate continuations verified per step, and of tokens that the model
-    reads per row."""
-    if options.proposer != "lookahead":
-        return 1, block_size
-    return options.candidates, max(1, (options.window + options.candidates) * (block_size - 1))
 
 
 def expected_tokens(alpha: float, gamma: int, candidates: int = 1) -> float:
@@ -52,29 +44,6 @@ def improvement_factor(alpha: float, gamma: int, c: float, verify: float = 1.0,
     """
     require(c >= 0 and verify > 0, f"costs must be positive, not c {c} and {verify}")
     return expected_tokens(alpha, gamma, candidates) / (gamma * c + verify)
-
-
-def whole_factor(factor: float, tokens: float, fixed: float, greedy_fixed: float) -> float:
-    """Return the predicted speed-up of decodes of `tokens` tokens, whose iterations alone are
-    faster by `factor`.
-
-    `fixed` and `greedy_fixed` are the costs of a decode outside of its iterations, such as
-    encoding, in verifier calls, blockwise and with one token per step. The paper leaves them out.
-    """
-    return (greedy_fixed + tokens) / (fixed + tokens / factor)
-
-
-def operations_factor(alpha: float, gamma: int, c: float, columns: int | None = None,
-                      candidates: int = 1) -> float:
-    """Return the predicted factor in arithmetic operations per token: (gamma * c + columns) /
-    expected tokens.
-
-    Here c is in operations of the verifier for one token. `columns` is the number of tokens that
-    the verifier reads per step; gamma + 1 if None, as in the paper.
-    """
-    require(c >= 0, f"the cost of a proposal must be at least 0, not {c}")
-    read = gamma + 1 if columns is None else columns
-    return (gamma * c + read) / expected_tokens(alpha, gamma, candidates)
 
 
 def best_gamma(alpha: float, c: float, most: int, more: float = 0.0, candidates: int = 1) -> int:
@@ -116,16 +85,13 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
 
 
 @torch.inference_mode()
-def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
-    """Run a loop with speculative sampling to its end, and return the overlaps of p and q by row.
+def mean_overlap(loop: BlockwiseLoop) -> float:
+    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
+    verified proposals; 0.0 without any.
 
-    The first result is the sum of sum(min(p, q)) over the verified proposals, the second their
-    number, float64 [B] each. Their ratio estimates alpha without the sampling noise of the
-    verdicts.
+    It estimates alpha without the sampling noise of the verdicts.
     """
-    state = loop.plain.state
-    total, count = torch.zeros(2, len(loop.plain.keys), dtype=torch.float64,
-                               device=loop.plain.keys.device)
+    state, total, count = loop.plain.state, 0.0, 0
     while not loop.done():
         sampler, before = loop.plain.sampler, state.position.clone()
         loop.run(1)
@@ -134,18 +100,8 @@ def overlaps(loop: BlockwiseLoop) -> tuple[np.ndarray, np.ndarray]:
         # The proposal after the last accepted token was verified too, unless the sequence ends
         # there or has just begun.
         verified = state.position - before - (state.position >= state.limit).long()
-        verified = verified.masked_fill(before < 0, 0)
-        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)
-        total += (torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1) * tested).sum(1)
-        count += tested.sum(1)
-    return total.cpu().numpy(), count.cpu().numpy()
-
-
-def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
-    verified proposals.
-
-    It is 0.0 if no proposal was verified.
-    """
-    total, count = overlaps(loop)
-    return float(total.sum() / count.sum()) if count.any() else 0.0
+        verified = verified.masked_fill(before < 0, 0)  # [B]
+        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)  # [B, gamma]
+        overlap = torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1)  # [B, gamma]
+        total, count = total + float((overlap * tested).sum()), count + int(tested.sum())
+    return total / count if count else 0.0

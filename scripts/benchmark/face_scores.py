@@ -5,13 +5,11 @@ The ways are those of `superres upscale`: within the checkpoint's limits, and sa
 likeliest tokens, unless the name says otherwise. Differences are from exact pictures, which are
 those of greedy decoding.
 
-    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100 --page
-    docs/results-faces.md
+    python scripts/benchmark/face_scores.py --data dev64.npz --limit 100
 
-Some ways alone, with sheets for raters who must not know which picture is which:
+One way alone, with sheets for raters who must not know which picture is which:
 
-    python scripts/benchmark/face_scores.py --data dev64.npz --way "finished, mean" --blind --name
-    finish
+    python scripts/benchmark/face_scores.py --data dev64.npz --way "finished, mean" --blind
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from measurements import (
     Columns,
     Device,
     Document,
+    Engine,
     Faces,
     Limit,
     Output,
@@ -46,18 +45,19 @@ from measurements import (
     values,
 )
 from superres import DecodeConfig
+from superres.config import DEFAULT_CASCADE
 from superres.evaluation.detail import bands, swings
 from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, compared_scores
 from superres.evaluation.recognition import Recogniser, recognition_scores
 from superres.evaluation.sample_scores import draw_samples, likeliest_of, pictures_of
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import short_digest, write_result
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import encode_png
-from superres.tasks.pictures import Picture, Pixels
 
 LIKELIEST, SAMPLES = "likeliest of four at temperature 0.7", 4
 """The way that draws several samples, and their number."""
@@ -169,12 +169,14 @@ def views(document: Document) -> dict[str, str]:
 
 def main(
     data: Faces, output: Output = Path("face-scores"), limit: Limit = None, page: Page = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 25, checkpoint: Checkpoint = "celeba-8to64",
-    device: Device = "auto", engine: Annotated[str, typer.Option(help="Engine of the decoding step.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 25,
+    checkpoint: Checkpoint = DEFAULT_CASCADE, device: Device = "auto", engine: Engine = "auto",
     same_person: Annotated[bool, typer.Option(help="Score recognised faces.")] = True,
-    way: Annotated[list[str], typer.Option(help="Measure this way, and no others but those named.")] = [],  # noqa: B006
-    blind: Annotated[bool, typer.Option(help="Draw sheets for raters, and write the order of the ways apart.")] = False,
-    name: Annotated[str, typer.Option(help="First part of the name of the tables.")] = "face-scores",
+    way: Annotated[list[str], typer.Option(help="Measure this way, and no others but those "
+                                           "named.")] = [],  # noqa: B006
+    blind: Annotated[bool, typer.Option(help="Draw sheets for raters, and write the order of the "
+                                        "ways apart.")] = False,
+    name: Annotated[str, typer.Option(help="First part of the tables' names.")] = "face-scores",
 ) -> None:
     """Draw and score the pictures."""
     recogniser = Recogniser() if same_person else None
@@ -188,11 +190,10 @@ def main(
         "images": len(pairs), "data": short_digest(pairs.lr.tobytes()), "source": pairs.task.source,
         "target": pairs.task.target,
     }, upscaler.device, f"{name}-{upscaler.name}")
+    settings = {one: options.to_dict() for one, options in ways.items()}
     table.measure([Row("scores", partial(measure, upscaler, pairs, ways, batch_size, output,
-                                         recogniser, blind), {
-                                             "same_person": same_person,
-                                             **{one: options.to_dict() for one,
-                                                options in ways.items()}})])
+                                         recogniser, blind),
+                       {"same_person": same_person, **settings})])
     table.finish(page)
 
 

@@ -2,9 +2,6 @@
 docs/.
 
     python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output speed
-    --publish python scripts/benchmark/speed.py --faces dev.npz --text test_2017_flickr --output
-    speed-old --beside ../old python scripts/benchmark/speed.py --faces dev.npz --text
-    test_2017_flickr --output speed-text --only text --rounds 1
 
 Every variant of the compiled code decodes in a process of its own, and all processes and ways to
 decode take turns; the shortest of the rounds counts. With --beside, another checkout of superres
@@ -12,9 +9,8 @@ takes its turns too, by the variant that it chooses or the first of --variants, 
 table of its times over ours. --publish fills README and docs/.
 
 Parts: `faces` (one at a time), `batch` (64 faces), `text` (beside CTranslate2), `never-slower` (CPU
-    time of the default
-over that of one token per step), `first-use` (from an empty cache), and `peers` (the network
-without compiled code, and transformers' GPT-2 of its size).
+time of the default over that of one token per step), `first-use` (from an empty cache), and `peers`
+(the network without compiled code, and transformers' GPT-2 of its size).
 """
 
 from __future__ import annotations
@@ -38,19 +34,28 @@ import typer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import measurements
-from busy import busy as beside_processes
-from measurements import ROOT, Busy, Faces, Output, Row, Table, Text, Values, commit, run
+from measurements import (
+    MEASUREMENTS,
+    ROOT,
+    Busy,
+    Faces,
+    Output,
+    Row,
+    Table,
+    Text,
+    Values,
+    commit,
+    run,
+)
+from measurements import main as fill_pages
 from speed_worker import PEER
 from superres.config import (
     DEFAULT_CASCADE,
     DEFAULT_CHECKPOINT,
     DEFAULT_TRANSLATOR,
-    DecodeConfig,
     require,
 )
 from superres.evaluation.benchmark import decode_costs
-from superres.evaluation.beside import beside as beside_engine
 from superres.evaluation.text import bleu
 from superres.evaluation.workload import image_workload
 from superres.native.build import FORCED_VARIANT, candidates, forced_variant, processor
@@ -65,9 +70,9 @@ PARTS = "faces", "batch", "text", "never-slower", "first-use", "peers"
 ENGINES = "native-int8", "native"
 GREEDY: Values = {"block_size": 1}
 EPSILON: Values = {"accept": "distance", "epsilon": 2}
-WAYS: dict[str, Values] = {"greedy": GREEDY, "exact, the default": {},
-                           "exact, k = 10": {"block_size": 10}, "epsilon 2": EPSILON, "sampled at "
-                           "temperature 0.9": {"temperature": 0.9}}
+WAYS: dict[str, Values] = {
+    "greedy": GREEDY, "exact, the default": {}, "exact, k = 10": {"block_size": 10},
+    "epsilon 2": EPSILON, "sampled at temperature 0.9": {"temperature": 0.9}}
 """Decoding options by name, as a user gives them."""
 CAPTIONS: dict[str, Values] = {"greedy": GREEDY, "the default": {}, "k = 4": {"block_size": 4}}
 BATCHES = {"faces": (1, 8, 32, 64), "captions": (1, 8, 32, 160)}
@@ -162,8 +167,8 @@ def measure(case: Case, workers: dict[str, Worker]) -> Values:
 def by_engine(ways: dict[str, Values],
               engines: Iterable[str] = ENGINES) -> dict[str, tuple[str, Values]]:
     """Return every way with every engine, by a name of both."""
-    return {f"{engine}, {way}": (engine, given) for engine in engines for way,
-            given in ways.items()}
+    return {f"{engine}, {way}": (engine, given)
+            for engine in engines for way, given in ways.items()}
 
 
 def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
@@ -175,8 +180,7 @@ def face_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
 def batch_rows(faces: list[Any], rounds: int) -> Iterator[tuple[str, Case]]:
     """Return what is measured of a batch of faces, by name: the default engine, since float32 would
     take minutes."""
-    ways = {way: given for way, given in WAYS.items() if way in ("greedy", "exact, the default",
-                                                                 "epsilon 2")}
+    ways = {way: WAYS[way] for way in ("greedy", "exact, the default", "epsilon 2")}
     yield "batch", Case(DEFAULT_CASCADE, by_engine(ways, ENGINES[:1]), faces, len(faces),
                         min(rounds, 2), 0)
 
@@ -199,8 +203,8 @@ def never_slower_rows(faces: list[Any], lines: list[str],
     for engine in ENGINES:
         ways = {"greedy": (engine, GREEDY), "default": (engine, {})}
         for task, sizes in BATCHES.items():
-            checkpoint, inputs = (DEFAULT_CHECKPOINT,
-                                  faces) if task == "faces" else (DEFAULT_TRANSLATOR, lines)
+            checkpoint, inputs = ((DEFAULT_CHECKPOINT, faces) if task == "faces"
+                                  else (DEFAULT_TRANSLATOR, lines))
             for size in sizes:
                 # A long decode varies less, and two of them have warmed up the second.
                 few = task == "captions" or size <= BATCHES[task][1]
@@ -209,16 +213,25 @@ def never_slower_rows(faces: list[Any], lines: list[str],
                     2 * rounds if few else 2, size if few else 0, 1, clock="cpu")
 
 
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep half of the cores busy with other processes."""
+    with ExitStack() as stack:
+        for _ in range(max(1, (os.cpu_count() or 1) // 2)):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield
+
+
 def upscale(cache: Path, picture: Path, *options: str) -> Values:
     """Run `superres upscale` with a cache of its own; return its seconds, from the start of its
     process, and steps."""
     with tempfile.TemporaryDirectory() as output:
         started = time.perf_counter()
         subprocess.run([sys.executable, "-m", "superres", "upscale", picture, "--output", output,
-                        *options], check=True,
-                       cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT),
-                                      "XDG_CACHE_HOME": str(cache)},
-                       stderr=subprocess.DEVNULL)
+                        *options], check=True, cwd=ROOT, stderr=subprocess.DEVNULL,
+                       env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)})
         seconds = time.perf_counter() - started
         record = json.loads((Path(output) / "manifest.jsonl").read_text().splitlines()[0])
     return {"seconds": seconds, "steps": record["iterations"], "tokens": record["tokens"]}
@@ -251,9 +264,9 @@ def first_use() -> Values:
         found["wheel"] = upscale(with_library(), FACE)
         ways = {"default": (), "exact": ("--block-size", "10"),
                 "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
-        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options) for way,
-                  options in ways.items()}
-        with beside_processes(0):
+        found |= {f"astronaut, {way}": upscale(with_library(), photo, *options)
+                  for way, options in ways.items()}
+        with busy_cores():
             found["astronaut, busy"] = upscale(with_library(), photo)
     return found
 
@@ -261,13 +274,20 @@ def first_use() -> Values:
 def peers_values(faces: Any) -> Values:  # noqa: ANN401 -- pixels
     """Return faces per second, one at a time, of the default engine, of `plain` and of
     transformers."""
-    work = image_workload(Upscaler.load(DEFAULT_CHECKPOINT, "cpu", ENGINES[0]), faces)
-    heads = work.pipeline.model_config.prediction_heads
-    work = replace(work,
-                   variants={"greedy": DecodeConfig(1), f"exact, k = {heads}": DecodeConfig(heads),
-                             f"epsilon 2, k = {heads}": DecodeConfig(heads, accept="distance",
-                                                                     epsilon=2)})
-    return {"rows": beside_engine(work, decode_costs(work, 1, 3), (1,))}
+    from peers import generated_token  # an optional dependency
+
+    found, rounds = list[Values](), {ENGINES[0]: 3, "plain": 1}
+    for engine, repeats in rounds.items():
+        work = image_workload(Upscaler.load(DEFAULT_CHECKPOINT, "cpu", engine), faces)
+        heads = work.pipeline.model_config.prediction_heads
+        names = {"greedy": "greedy", "exact": f"exact, k = {heads}",
+                 "epsilon 2": f"epsilon 2, k = {heads}"}
+        made = decode_costs(replace(work, variants={way: work.variants[name]
+                                                    for way, name in names.items()}), 1, repeats)
+        found.append({"engine": engine, **{row["way"]: row["images_per_second"] for row in made}})
+    seconds = generated_token(work.pipeline) * work.pipeline.model_config.target_length
+    return {"rows": [*found, {"engine": "transformers, GPT-2 of this size",
+                              "greedy": 1 / seconds}]}
 
 
 def rows(only: list[str], faces: Path, text: Path, rounds: int,
@@ -307,19 +327,18 @@ def chosen_variants(names: str) -> dict[str, str]:
         ConfigError: this processor does not run one of the `names`, which commas separate.
     """
     here = [variant.name for variant in candidates(forced_variant(), processor())]
-    wanted = names.split(",") if names else [name for name in here if name in (here[0],
-                                                                               "x86-64-v3")]
+    wanted = (names.split(",") if names
+              else [name for name in here if name in (here[0], "x86-64-v3")])
     for name in wanted:
         require(name in here, f"variant {name} does not run here; those that do: {', '.join(here)}")
-    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name for name in here
-            if name in wanted}
+    return {HEADINGS[name] + ("" if name == here[0] else " forced"): name
+            for name in here if name in wanted}
 
 
 def main(
     faces: Faces, text: Text, output: Output,
-    only: Annotated[str,
-                    typer.Option(metavar="PART,PART,...", help="Parts to measure.")] = ",".join(
-                        PARTS),
+    only: Annotated[str, typer.Option(metavar="PART,...",
+                                      help="Parts to measure.")] = ",".join(PARTS),
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the shortest "
                                         "counts.")] = 3,
     variants: Annotated[str, typer.Option(help="Variants, separated by commas. [default: the "
@@ -348,8 +367,8 @@ def main(
         table.measure(rows(parts, faces, text, rounds, workers))
     table.finish()
     if publish:
-        write_results(measurements.MEASUREMENTS, {table.path.name: table.document})
-        measurements.main()
+        write_results(MEASUREMENTS, {table.path.name: table.document})
+        fill_pages()
 
 
 if __name__ == "__main__":

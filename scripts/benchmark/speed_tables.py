@@ -44,8 +44,8 @@ def faces_table(document: Document, checkpoint: str = DEFAULT_CASCADE,
         if not any(kind in way for kind in kinds):
             continue
         first = found[shown[0]]
-        tokens = [f"{count / steps:.2f}" for count, steps in zip(first["tokens"], first["steps"],
-                                                                 strict=True)]
+        tokens = [f"{count / steps:.2f}"
+                  for count, steps in zip(first["tokens"], first["steps"], strict=True)]
         rows.append([*named(way), *(f"{per_input(found[label]):.3f}" for label in shown),
                      " and ".join(tokens)])
     return markdown_table(["engine", "decoding", *shown, "tokens per step"], rows)
@@ -67,9 +67,8 @@ def text_table(document: Document) -> str:
     for way, found in parts["together"].items():
         times = [[per_input(one[name][label], "cpu") for name in (way, INT8)]
                  for one in parts.values() for label in shown]
-        rows.append([*named(way), *(f"{1000 * own:.2f} ({own / other:.2f})" for own,
-                                    other in times),
-                     f"{found[shown[0]]['bleu']:.1f}"])
+        rows.append([*named(way), *(f"{1000 * own:.2f} ({own / other:.2f})"
+                                    for own, other in times), f"{found[shown[0]]['bleu']:.1f}"])
     together = parts["together"][INT8][shown[0]]["inputs"]
     heads = [f"{kind}, {label}" for kind in ("one at a time", f"{together} together")
              for label in shown]
@@ -80,8 +79,8 @@ def never_slower(document: Document) -> dict[str, dict[str, tuple[float, float]]
     """Return seconds of CPU time per input, greedily and by the default, by case and variant."""
     return {case: {label: (per_input(found["greedy"][label], "cpu"),
                            per_input(found["default"][label], "cpu"))
-                   for label in labels(document)} for case,
-            found in values(document, "never-slower, ").items()}
+                   for label in labels(document)}
+            for case, found in values(document, "never-slower, ").items()}
 
 
 def never_slower_table(document: Document) -> str:
@@ -127,16 +126,15 @@ def listed(words: Iterable[str]) -> str:
 def where(document: Document) -> str:
     """Return the machine of the measurements, and whether it was busy."""
     given, count = document["conditions"], document["machine"]["cores"]
-    return f"{count} cores ({given['processor']})" + (" **beside other work**" if given["busy"]
-                                                      else "")
+    busy = " **beside other work**" if given["busy"] else ""
+    return f"{count} cores ({given['processor']}){busy}"
 
 
 def conditions(document: Document) -> str:
     """Return where, when and how the times were taken."""
     given = document["conditions"]
-    forced = [f" {label} is `SUPERRES_NATIVE={name}` there." for label,
-              name in given["variants"].items()
-              if label.endswith("forced")]
+    forced = [f" {label} is `SUPERRES_NATIVE={name}` there."
+              for label, name in given["variants"].items() if label.endswith("forced")]
     return (f"Measured on {where(document)}, {document['date']}, commit {document['commit']}: the "
             f"shortest of {given['rounds']} rounds in turns.{''.join(forced)}")
 
@@ -146,9 +144,9 @@ def face_gains(document: Document) -> str:
     of epsilon 2."""
     found, said = values(document)[f"faces, {DEFAULT_CASCADE}"], list[str]()
     for label in labels(document):
-        greedy, exact, epsilon = (min(per_input(one[label]) for way,
-                                      one in found.items() if kind in way)
-                                  for kind in ("greedy", "exact", "epsilon"))
+        greedy, exact, epsilon = (
+            min(per_input(one[label]) for way, one in found.items() if kind in way)
+            for kind in ("greedy", "exact", "epsilon"))
         gains = greedy / exact, greedy / epsilon
         said.append("with {}, {:.2f} and {:.2f} times".format(label, *gains) if said else (
             "With {}, the fastest exact decoding is {:.2f} times as fast as the fastest greedy "
@@ -190,10 +188,8 @@ def steps(document: Document) -> str:
     """Return the steps of the astronaut by way."""
     found = values(document)["first-use"]
     ways = [found[f"astronaut, {way}"] for way in ("default", "exact", "epsilon 2")]
-    (default, own), (exact, wide), (epsilon,
-                                    loose) = ((f"{one['steps']:,}",
-                                               f"{one['tokens'] / one['steps']:.2f}")
-                                              for one in ways)
+    (default, own), (exact, wide), (epsilon, loose) = (
+        (f"{one['steps']:,}", f"{one['tokens'] / one['steps']:.2f}") for one in ways)
     return (f"One token per step takes {ways[0]['tokens']:,} steps for the astronaut, in two "
             f"stages. `superres upscale` takes {default} by default ({own} tokens per step), and "
             f"draws the same picture, to the bit. Exact blocks of up to ten take {exact} steps "
@@ -226,13 +222,13 @@ def busy_steps(document: Document) -> str:
 def views(document: Document) -> dict[str, str]:
     """Return the tables and sentences of what was measured, by name."""
     rates: Columns = {"engine": ("engine", 0),
-                      **{f"{name}, faces per second": (name, 3) for name in (
-                          "greedy", "exact", "epsilon 2")}}
+                      **{f"{name}, faces per second": (name, 3)
+                         for name in ("greedy", "exact", "epsilon 2")}}
     made: dict[str, Callable[[Document], str]] = {"conditions": conditions}
     parts: dict[str, dict[str, Callable[[Document], str]]] = {
         f"faces, {DEFAULT_CASCADE}": {"faces-64": faces_table, "face-gains": face_gains},
-        "faces, "
-        f"{DEFAULT_CHECKPOINT}": {"faces-32": partial(faces_table, checkpoint=DEFAULT_CHECKPOINT)},
+        f"faces, {DEFAULT_CHECKPOINT}": {
+            "faces-32": partial(faces_table, checkpoint=DEFAULT_CHECKPOINT)},
         "batch": {"batch": batch_table},
         "text, together": {"text": text_table, "text-gains": text_gains},
         "never-slower": {"never-slower": never_slower_table, "slowest": slowest},

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Check superres on a GPU, or train there, within a time limit:
 #
-#   bash scripts/device/run.sh check SECONDS [options of measure.py]
-#   bash scripts/device/run.sh train SECONDS [options of train.py]
+#   bash scripts/device/run.sh check SECONDS [options of superres benchmark images and kernel.py]
+#   bash scripts/device/run.sh train SECONDS [COMMAND of superres train] [its options]
 #
-# Run it in the repository's root, after scripts/device/prepare.py. Each part has its own process and time limit, so one
-# that fails or hangs leaves the others their turn; the shortest and most telling parts run first. Everything is written
-# into OUT (build/device/out), at most 8 files of 16 MiB. DEVICE=cpu tries the scripts out where there is no GPU, with limits ten times
-# as long.
+# Without a command, `train` continues the checkpoint that the faces were packed for. Run it in the
+# repository's root, after `python scripts/device/faces.py pack`. Each part has its own process and
+# time limit, so one that fails or hangs leaves the others their turn. Everything is written into OUT
+# (build/device/out), at most 8 files of 16 MiB. DEVICE=cpu tries the script out where there is no
+# GPU, with limits ten times as long.
 set -u
 if [[ $# -lt 2 || ! $1 =~ ^(check|train)$ || ! $2 =~ ^[0-9]+$ ]]; then
   echo "usage: bash scripts/device/run.sh check|train SECONDS [options]" >&2
@@ -16,34 +17,29 @@ fi
 what=$1 seconds=$2 began=$(date +%s)
 shift 2
 python=${PYTHON:-python3} device=${DEVICE:-cuda} here=${PREPARED:-build/device}
-work=${WORK:-/tmp/superres-device} # packages, and the run that is trained
-slower=1 probe=(--probe-batches 64,128) kernel=()
-exact=(--engines triton-bf16,triton) fast=(--engines triton-bf16) benchmark=("${fast[@]}") # plain alone would take the whole time
+work=${WORK:-/tmp/superres-device} # packages, caches, and the run that is trained
+slower=1 engine=triton-bf16 kernel=() benchmark=(--minutes 1.2)
 if [[ $device == cpu ]]; then
-  slower=10 probe=(--probe-batches 2 --probe-steps 1) kernel=(--limit 2 --batches 1)
-  benchmark=(--engines auto --batches 1) exact=() fast=()
+  slower=10 engine=plain kernel=(--limit 2 --batches 1) benchmark=(--batches 1)
   export TRITON_INTERPRET=1
 fi
 export OUT=${OUT:-$here/out} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-mkdir -p "$OUT" "$work"
+mkdir -p "$OUT" "$work/faces"
 : >"$work/$what-parts.txt"
 exec > >(tee "$OUT/$what.log") 2>&1
 
 # The machine may lack packages and has no network: the wheels were brought along.
 if compgen -G "$here/wheels/*.whl" >/dev/null && [[ ! -d $work/packages ]]; then
-  "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$work/packages" \
-    "$here"/wheels/*.whl || exit 3
+  "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir \
+    --target "$work/packages" "$here"/wheels/*.whl || exit 3
 fi
-# Faces add up over the calls to a machine that stays, so that more of them travel than fit beside the tree.
-mkdir -p "$work/faces"
-cp "$here"/faces/* "$work/faces"/
-
 export XDG_CACHE_HOME=$work/cache # all parts share the kernels that one has compiled
 export PYTHONPATH=$PWD:$work/packages${PYTHONPATH:+:$PYTHONPATH}
 
 left() { echo $((seconds - ($(date +%s) - began))); }
 
-# part NAME LIMIT COMMAND...: run a command within its limit and what is left of the time, and record how it ended.
+# part NAME LIMIT COMMAND...: run a command within its limit and what is left of the time, and
+# record how it ended.
 part() {
   local name=$1 limit=$(($2 * slower)) started code
   shift 2
@@ -52,7 +48,7 @@ part() {
     echo "$name skipped: no time is left" >>"$work/$what-parts.txt"
     return 0
   fi
-  echo "== $name (at most $limit s)"
+  echo "== $name (at most $limit s)" >&2
   started=$(date +%s)
   timeout --kill-after 15 "$limit" "$@"
   code=$?
@@ -60,41 +56,45 @@ part() {
   return $code
 }
 
-measure() {
-  local name=$1 limit=$2
-  shift 2
-  part "$name" "$limit" "$python" scripts/device/measure.py "$name" --device "$device" --data "$here/dev.npz" \
-    --output "$OUT/$name.json" "$@"
-}
-
-[[ $device == cpu ]] || nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader
+if [[ $device != cpu ]]; then
+  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader
+fi
 git rev-parse HEAD 2>/dev/null
 case $what in
   check)
-    # One decode per engine, TF32, which attention kernel; what follows reads the kernels that it compiles.
-    measure smoke 60 "${exact[@]}" "$@"
-    # What compares tokens runs side by side, before what is timed, which runs alone.
-    pids=()
-    measure exact 110 "${exact[@]}" "$@" & pids+=($!)  # blocks = greedy, widths, batches, CPU = GPU
-    measure threads 60 "${fast[@]}" "$@" & pids+=($!) # two threads decode at the same time
-    part tests 110 "$python" -m pytest -v --tb=short --maxfail=20 -p no:cacheprovider tests/gpu/test_gpu.py tests/gpu/test_triton.py \
-      -k "not fits_a_gpu and not compiled_anew" -n "${WORKERS:-8}" & pids+=($!)
-    wait "${pids[@]}"
-    part probe 60 "$python" scripts/device/train.py --device "$device" --prepared "$here" --probe "$OUT/probe.json" \
-      "${probe[@]}"
-    # superres benchmark images by block size and batch, beside other ways, and the limits
-    measure benchmark 90 "${benchmark[@]}" "$@"
-    measure stream 30 "${fast[@]}" "$@" # images per second of a refilled stream
+    # The kernel is built and compared with the plain engine, before what is timed, which runs alone.
+    part tests 200 "$python" -m pytest -v --tb=short --maxfail=20 -p no:cacheprovider tests/gpu \
+      -k "not fits_a_gpu and not compiled_anew" -n "${WORKERS:-8}"
+    part benchmark 110 "$python" -m superres benchmark images --device "$device" --engine "$engine" \
+      --data "$here/dev.npz" --busy --json "${benchmark[@]}" "$@" >"$OUT/benchmark.json"
     # Variants of the kernel: compiled side by side, compared and timed in the time that is left.
-    part kernel "$(left)" "$python" scripts/device/one_launch.py --device "$device" --data "$here/dev.npz" \
-      --seconds "$(($(left) - 10))" --output "$OUT/kernel.json" "${kernel[@]}"
+    part kernel "$(left)" "$python" scripts/device/kernel.py --device "$device" \
+      --data "$here/dev.npz" --seconds "$(($(left) - 10))" --output "$OUT/kernel.json" \
+      "${kernel[@]}" "$@"
     ;;
   train)
-    # 35 s are left for imports, pictures and the checkpoint, and 10 for packing.
-    part train $(($(left) - 10)) "$python" scripts/device/train.py --device "$device" --prepared "$here" \
-      --faces "$work/faces" --output "$work/run" --seconds $(($(left) - 45)) "$@"
-    # Without the optimiser's state, with which a run could go on: it would not fit.
-    (cd "$work/run" && tar cf - checkpoint history.json curves.png | gzip -1) |
+    command=(heads --start "$(cat "$here/checkpoint.txt")" --head-positions 192)
+    if [[ ${1:-} =~ ^(base|heads|distil|ladder)$ ]]; then
+      command=("$@")
+      set --
+    fi
+    # A stage ends with its minutes; a recipe stops, and the same call goes on where it stands.
+    length=(--minutes)
+    if [[ ${command[0]} == ladder ]]; then
+      length=(--piece-minutes)
+    else
+      command+=(--optimizer muon --precision bf16 --warmup-steps 100)
+    fi
+    # Faces add up over the calls to a machine that stays: more of them than travel at once.
+    cp "$here"/faces/* "$work/faces"/
+    part faces 60 "$python" scripts/device/faces.py unpack "$work/faces" "$work/faces.npz"
+    # 10 s are left for packing, and 20 for the end of the last step and the checkpoint.
+    length+=("$(awk "BEGIN {print ($(left) - 30) / 60}")")
+    [[ " $* " == *" --steps "* ]] && length=()
+    part train $(($(left) - 10)) "$python" -m superres train "${command[@]}" --device "$device" \
+      --data "$work/faces.npz" --dev "$here/dev.npz" --output "$work/run" "${length[@]}" "$@"
+    # Without the optimiser's state, with which a run could go on, and the pictures: they do not fit.
+    tar cf - -C "$work/run" --exclude state --exclude own . | gzip -1 |
       split --bytes 15M --suffix-length 1 --numeric-suffixes - "$OUT/run.tar.gz."
     ;;
 esac

@@ -27,10 +27,10 @@ from superres.config import DecodeConfig
 from superres.decoding.trace import survival_curve
 from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
 from superres.evaluation.picture_scores import agreement, picture_scores
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import markdown_table, short_digest
 from superres.tasks.face_data import FacePairs
-from superres.tasks.pictures import Pixels
 
 FIGURE_4 = (5.3, 4.0)
 """Mean accepted block size and wall-clock speed-up of the paper's fastest setting, k = 6 (section

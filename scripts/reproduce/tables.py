@@ -1,4 +1,4 @@
-"""Reproduce the tables and figures of the papers, with their figures beside ours.
+"""Reproduce the tables of Stern et al. (2018), with their figures beside ours.
 
 Finished measurements are not repeated, so a run that was interrupted continues. With --train,
 table1 and table2 first train the networks that they compare. --quick shows in a minute or two that
@@ -6,16 +6,13 @@ all works.
 
     python scripts/reproduce/tables.py table2 --train train.npz --data dev.npz --output tables
     python scripts/reproduce/tables.py table1 --train train --data val --test test --output tables
-    python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz --store
-    survey.db python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
-    python scripts/reproduce/tables.py speculative images --data dev.npz --output tables/images
-    python scripts/reproduce/tables.py lookahead --text val --faces dev.npz --output tables
+    python scripts/reproduce/tables.py table3-study --ladder tables/ladder --data dev.npz
+    python scripts/reproduce/tables.py table3 table3 --store survey.db --output tables
 """
 
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,15 +20,12 @@ import typer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import lookahead as figure4
-import speculative as leviathan
 import table1 as text
 import table2 as pictures
 import table3 as people
 from ladder import RECIPES, read_ladder, train
-from measurements import Device, Faces, Limit, Output, Page, Table, Text, run
+from measurements import Device, Faces, Limit, Output, Table, Text, run
 from superres import load
-from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.pipeline.translator import Translator
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs
@@ -58,7 +52,7 @@ QUICK_TEXT = {**QUICK_NETWORK, "vocabulary": 320}
 
 @app.callback()
 def reproduce_tables() -> None:
-    """Reproduce the tables and figures of the papers, with their figures beside ours."""
+    """Reproduce the tables of Stern et al. (2018), with their figures beside ours."""
 
 
 @app.command()
@@ -141,71 +135,6 @@ def table3(
     table = Table("table3", output, {"study": study})
     table.measure(people.rows(study_report(opened, opened.study(study))))
     table.finish()
-
-
-@app.command()
-def lookahead(
-    output: Output, text: Text, faces: Faces,
-    translator: Annotated[str, typer.Option(help="Checkpoint of the text.")] = DEFAULT_TRANSLATOR,
-    upscaler: Annotated[str, typer.Option(help="Checkpoint of the faces.")] = DEFAULT_CHECKPOINT,
-    engine: Annotated[str, typer.Option(help="Compiled engine, measured beside plain.")] = "native",
-    sentences: Annotated[int, typer.Option(min=1, help="Use the first N sentences.")] = 60,
-    images: Annotated[int, typer.Option(min=1, help="Use the first N faces.")] = 8,
-    processes: Annotated[str,
-                         typer.Option(metavar="N,N,...", help="Numbers of processes.")] = "1,2,4",
-    is_quick: Quick = False, page: Page = None,
-) -> None:
-    """Figure 4 of Lookahead decoding, Jacobi decoding and lookahead parallelism, each compared with
-    greedy decoding."""
-    counts, plans, widths = figure4.parse_numbers(processes, "--processes"), figure4.PLANS, (4, 8,
-                                                                                             16)
-    if is_quick:
-        sentences, images, counts, plans, widths = (min(sentences, 8), 1, counts[:2], figure4.QUICK,
-                                                    (4,))
-    engines = [*dict.fromkeys((engine, "plain"))]
-    table = Table("lookahead", output, {"sentences": sentences, "images": images,
-                                        "quick": is_quick})
-    for work in (figure4.text_work(text, translator, sentences, engines),
-                 figure4.image_work(faces, upscaler, images, engines)):
-        table.measure(figure4.task_rows(work, plans[work.task]))
-    table.measure(figure4.parallel_rows(text, translator, 4 if is_quick else 20, counts, widths))
-    table.finish(page)
-
-
-class Task(str, Enum):
-    """What to decode."""
-
-    images = "images"
-    text = "text"
-
-
-@app.command()
-def speculative(
-    task: Annotated[Task, typer.Argument(help="What to decode.")], output: Output,
-    data: Annotated[Path | None, typer.Option(help="Images, or parallel text PATH.en and PATH.de; "
-                                              "examples if left out.")] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint name, folder or hub id; the "
-                                                   "bundled one if left out.")] = None,
-    draft: Annotated[list[str] | None, typer.Option(metavar="NAME|DIR", help="A draft model; give "
-                                                    "it again for more. The one beside the "
-                                                    "checkpoint if left out.")] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows for alpha; 8 images or 200 "
-                                             "sentences if left out.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Rows for times; 3 images or 40 "
-                                              "sentences if left out.")] = None,
-    is_quick: Quick = False, device: Device = "auto",
-    engine: Annotated[str, typer.Option(help="Engine of decoding.")] = "auto", page: Page = None,
-) -> None:
-    """Speculative decoding: alpha, tokens per step, time and operations by draft, predicted and
-    measured."""
-    is_image = task is Task.images
-    rows = rows or (1 if is_image else 8) * (1 if is_quick else 8 if is_image else 25)
-    count = min(count or (1 if is_image else 4) * (1 if is_quick else 3 if is_image else 10), rows)
-    work = leviathan.workload(task.value, checkpoint, device, engine, data, rows)
-    table = Table("speculative", output, leviathan.conditions(work, rows, count),
-                  work.pipeline.device, f"speculative-{task.value}")
-    table.measure(leviathan.rows(work, draft or [], rows, count, is_quick))
-    table.finish(page)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 
     python scripts/train/prepare_celeba.py img_align_celeba/ train.npz
     python scripts/train/prepare_celeba.py img_align_celeba/ train64.npz --size 64
-    python scripts/train/prepare_celeba.py img_align_celeba/ train-face-64.npz --source 32 --target
-    64 python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
+    python scripts/train/prepare_celeba.py img_align_celeba/ train-64.npz --source 32 --target 64
+    python scripts/train/prepare_celeba.py dev64.npz off-centre.npz --random-crops
     python scripts/train/prepare_celeba.py dev64.npz turned.npz --turned 4
 
 The sides of the network's input and output are --source and --target. With --size 64, each picture
@@ -23,8 +23,11 @@ import numpy as np
 import torch
 import typer
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from measurements import run
 from superres.config import ModelConfig
-from superres.errors import InvalidInputError, SuperresError
+from superres.errors import InvalidInputError
 from superres.tasks.face_data import CHUNK, FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask
 from superres.training.picture_operations import turned, turns_of
@@ -84,23 +87,19 @@ def main(
 ) -> None:
     """Crop each image, reduce it to both sizes by exact averages, and write all images to one
     .npz."""
-    try:
-        if output.suffix != ".npz":
-            raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
-        if crops and turn:
-            raise typer.BadParameter("a picture is either cropped or turned; leave --random-crops "
-                                     "or --turned out")
-        task = FaceTask(source, target)
-        if crops and size is None:
-            size = 2 * target
-        pairs = read_faces(data, task, split, limit, None if size == target else size)
-        pairs = random_crops(pairs, seed) if crops else turned_pairs(pairs, turn) if turn else pairs
-        write_npz(pairs, output)
-    except SuperresError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+    if output.suffix != ".npz":
+        raise typer.BadParameter(f"{output} must end in .npz", param_hint="OUTPUT")
+    if crops and turn:
+        raise typer.BadParameter("a picture is either cropped or turned; leave --random-crops or "
+                                 "--turned out")
+    task = FaceTask(source, target)
+    if crops and size is None:
+        size = 2 * target
+    pairs = read_faces(data, task, split, limit, None if size == target else size)
+    pairs = random_crops(pairs, seed) if crops else turned_pairs(pairs, turn) if turn else pairs
+    write_npz(pairs, output)
     print(f"{len(pairs)} faces written to {output}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -19,10 +19,10 @@ import numpy as np
 
 from superres.batch.containers import PIECE, SECONDS
 from superres.errors import InvalidInputError, SuperresError, plain
+from superres.pictures.files import IMAGE_SUFFIXES
 from superres.system.confined import Confined, KilledError, Values
 from superres.system.folders import Tally
 from superres.system.json_files import require_regular
-from superres.tasks.picture_files import IMAGE_SUFFIXES
 
 ARCHIVE_SUFFIXES = (".zip", ".npz", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2",
                     ".tar.xz", ".txz")
@@ -94,8 +94,9 @@ def read_members(
             reader.send({"number": None})  # otherwise closing it would end its process
 
 
-def _reader(path: str, label: str, most_bytes: int | None = None) -> Generator[Values,
-                                                                               Values | None, None]:
+def _reader(
+    path: str, label: str, most_bytes: int | None = None,
+) -> Generator[Values, Values | None, None]:
     require_regular(Path(path))
     return READER(SECONDS, path=os.path.abspath(path), label=label, suffixes=sorted(IMAGE_SUFFIXES),
                   most=most_bytes)

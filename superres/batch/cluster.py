@@ -23,13 +23,13 @@ import numpy as np
 from superres.batch.opening import open_parts
 from superres.batch.part_store import part_writer
 from superres.batch.parts import Part
-from superres.batch.record import Output, Request, RunSettings
+from superres.batch.record import Output, RunSettings
 from superres.batch.run import Run, decode_all
 from superres.errors import CheckpointError, ConfigError, SuperresError, first_line
 from superres.system.progress import say
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Result
+    from superres.batch.decode import Made
 
 CPUS = 2  # default number of processors per actor
 FRUITLESS = 3  # executions in succession after which a run ends in which no part was finished
@@ -106,8 +106,8 @@ class Worker:
     def read(self, turn: int, count: int) -> None:
         self.counts.append((turn, count))
 
-    def put(self, result: Result[Request] | Output) -> None:
-        self.outputs.append(result if isinstance(result, Output) else self.settings.output(result))
+    def put(self, made: Made) -> None:
+        self.outputs.append(made if isinstance(made, Output) else self.settings.output(made))
 
     def cropped(self, line: str) -> None:
         self.lines.append(line)

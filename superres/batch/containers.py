@@ -1,7 +1,7 @@
 """List and read the members of an archive, in a process that `superres.batch.archives` starts.
 
 The readers of archives unpack and believe what is in them; here that takes memory and time from
-this process alone.
+this process alone, which has little of both, and what it hands on is counted.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ import stat
 import zipfile
 from collections.abc import Callable, Collection, Generator, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from superres.batch import parquet_rows
+from superres.batch.tar_files import Stream, tar_headers
 from superres.errors import plain
 from superres.system.confined import Values, limit_memory, limit_time
 from superres.system.folders import NO_FILE, kind_left_out
-from superres.system.unpacking import (
-    MOST_NAME,
-    Gate,
-    Section,
-    Stream,
-    array_header,
-    check_size,
-    tar_members,
-    zip_members,
-)
+from superres.system.unpacking import Gate
 
 FREE_MEMORY = 500_000_000  # bytes that reading any archive may take beyond the interpreter
 MEMORY_PER_BYTE = 8  # further bytes of memory per byte of the archive
 MOST_MEMORY = 4_000_000_000
 SECONDS = 60.0  # of processor time for a member, or a piece of it
 PIECE = 4_000_000  # bytes of content in one message
+MOST_NAME = 4096  # bytes of a member's name, as of a path
 MOST_LISTED = 1000  # members in one message
 MOST_NAMES = 50_000  # characters of names after which a message ends
 MOST_LINKS = 40  # symbolic links that lead to each other
@@ -63,7 +56,7 @@ class Member(NamedTuple):
 
     number: int
     name: str
-    open: Callable[[], Stream] | None = None
+    open: Callable[[], Any] | None = None
     shape: tuple[int, ...] | None = None
     is_separate: bool = False
     problem: str | None = None
@@ -156,13 +149,15 @@ def _contents(
 
 
 def _pieces(member: Member, name: str, most: int, gate: Gate) -> Iterator[Values]:
+    """Yield the content of a member, piece by piece, each when the next one is known; or why it is
+    refused."""
     total, problem = 0, member.problem
     try:
         file = io.BytesIO() if member.open is None else member.open()
         content = file.read(PIECE)
         if not content:
             problem = problem or "is empty (0 bytes); provide an image file"
-        while content and total <= most:
+        while content:
             total += len(content)
             if total > most:
                 problem = f"is over {most / 1e6:g} MB once unpacked; reduce it first"
@@ -228,8 +223,9 @@ class _Files:
         yield from sorted(found, key=lambda one: one[0])
 
 
-def _pictures(members: Iterator[Member], suffixes: Collection[str]) -> Iterator[str | tuple[int,
-                                                                                            str]]:
+def _pictures(
+    members: Iterator[Member], suffixes: Collection[str],
+) -> Iterator[str | tuple[int, str]]:
     """Yield the pictures among the files that unpacking would give; then raise as `members`
     does."""
     files, damage = _Files(), None
@@ -257,7 +253,10 @@ def _symbolic(number: int, name: str, target: str) -> Member:
 
 def _zip_members(path: str, gate: Gate) -> Iterator[Member]:
     with zipfile.ZipFile(path) as archive:
-        for number, info in enumerate(zip_members(archive, gate)):
+        found = archive.infolist()
+        # no more of a member is read than it claims, but members may lie upon each other
+        gate.let(len(found), sum(info.file_size for info in found))
+        for number, info in enumerate(found):
             if info.is_dir():
                 continue
             if stat.S_ISLNK(info.external_attr >> 16):
@@ -275,20 +274,15 @@ def _zip_target(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
 
 
 def _tar_members(path: str, gate: Gate) -> Iterator[Member]:
-    with open(path, "rb") as file:
-        for number, (info, content) in enumerate(tar_members(file, gate)):
-            if info.isfile():
-                yield Member(number, info.name, partial(_itself, content))
-            elif info.islnk():
-                yield Member(number, info.name, target=normalised(info.linkname))
-            elif info.issym():
-                yield _symbolic(number, info.name, info.linkname)
-            elif not info.isdir():
-                yield Member(number, info.name, left_out=NO_FILE)
-
-
-def _itself(content: Stream) -> Stream:
-    return content
+    for number, (info, extract) in enumerate(tar_headers(path, gate)):
+        if info.isfile():
+            yield Member(number, info.name, extract)
+        elif info.islnk():
+            yield Member(number, info.name, target=normalised(info.linkname))
+        elif info.issym():
+            yield _symbolic(number, info.name, info.linkname)
+        elif not info.isdir():
+            yield Member(number, info.name, left_out=NO_FILE)
 
 
 def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
@@ -298,13 +292,19 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
         name = "lr.npy" if "lr.npy" in names else names[0] if len(names) == 1 else None
         if name is None:
             raise ValueError(f"it needs an array lr, or only one, not {', '.join(names) or 'none'}")
-        stream, array = archive.open(name), name[:-4]
-        shape, is_fortran, dtype = array_header(stream)
-        if is_fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape[1:]:
+        stream, array, claimed = archive.open(name), name[:-4], archive.getinfo(name).file_size
+        # the array: its header says what follows, as the archive does
+        is_long = np.lib.format.read_magic(stream) > (1, 0)
+        shape, is_fortran, dtype = (np.lib.format.read_array_header_2_0 if is_long
+                                    else np.lib.format.read_array_header_1_0)(stream)
+        if (is_fortran or dtype != np.uint8 or len(shape) != 4 or shape[3] != 3
+                or shape[0] < 0 or min(shape[1:]) < 1):
             raise ValueError(f"{array} must be uint8 [N, H, W, 3], not {dtype} {list(shape)}")
         start = stream.tell()
-        check_size(array, math.prod(shape), archive.getinfo(name), start)
-        gate.let(shape[0])
+        if (size := math.prod(shape)) + start != claimed:
+            raise ValueError(f"{array} claims {size:,} bytes and has {max(claimed - start, 0):,}")
+        gate.let(shape[0], size)
+        # its pictures, and the other arrays
         for number in range(shape[0]):
             yield Member(number, f"{array}/{number:06d}",
                          partial(_picture, stream, start, number, shape[1:]), shape[1:])
@@ -312,9 +312,10 @@ def _npz_members(path: str, gate: Gate) -> Iterator[Member]:
             yield Member(number, other, left_out=f"array {plain(other.removesuffix('.npy'))}")
 
 
-def _picture(stream: Any, start: int, number: int, shape: tuple[int, ...]) -> Stream:  # noqa: ANN401 -- of zipfile
-    stream.seek(start + number * math.prod(shape))
-    return Section(stream, math.prod(shape))
+def _picture(stream: IO[bytes], start: int, number: int, shape: tuple[int, ...]) -> Stream:
+    size = math.prod(shape)
+    stream.seek(start + number * size)
+    return io.BytesIO(stream.read(size))
 
 
 def _parquet_members(path: str, suffixes: Collection[str], gate: Gate) -> Iterator[Member]:

@@ -18,14 +18,13 @@ from io import FileIO
 from pathlib import Path
 
 from superres.batch.inputs import Input
-from superres.batch.known import Known
-from superres.batch.locks import HIDDEN, locked, remove_link
+from superres.batch.locks import HIDDEN, remove_link
 from superres.batch.parts import Part, Plan
 from superres.batch.record import Output, RunSettings
 from superres.batch.rows import Journal, Row
-from superres.batch.write import file_digest
+from superres.batch.write import Store, file_digest
 from superres.errors import OutputError
-from superres.system.output import prepare_folder
+from superres.system.paths import Place
 
 FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 """Error numbers that stop the run, since the next output would fail too."""
@@ -33,37 +32,27 @@ FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 FLUSHERS = 8
 
 
-class FolderStore:
+class FolderStore(Store):
     """Single files in a folder of this machine, and one manifest, with a row per output in the
     order of the inputs."""
 
     def __init__(self, plan: Plan, settings: RunSettings) -> None:
-        self.plan, self.settings, self.options = plan, settings, settings.options
-        self.output, self.known = Path(self.options.output), Known(settings)
+        super().__init__(plan, settings)
+        self.output, self.count = Path(self.options.output), itertools.count()
         self.hidden = str(self.output / HIDDEN / "{}-of-{}".format(*self.options.shard))
-        self.count = itertools.count()
 
-    def __enter__(self) -> FolderStore:
-        prepare_folder(self.output)
-        with ExitStack() as stack:
-            stack.enter_context(locked(self.output, self.options.shard))
-            self.journal = Journal(self.options.manifest_path)
-            stack.callback(self.journal.close)
-            self._read()
-            self._empty_hidden()
-            stack.callback(shutil.rmtree, self.hidden, ignore_errors=True)
-            self.flushers = stack.enter_context(ThreadPoolExecutor(FLUSHERS, "superres-flushing"))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def open(self, stack: ExitStack) -> None:
+        self.journal = Journal(self.options.manifest_path)
+        stack.callback(self.journal.close)
+        self._read()
+        self._empty_hidden()
+        stack.callback(shutil.rmtree, self.hidden, ignore_errors=True)
+        self.flushers = stack.enter_context(ThreadPoolExecutor(FLUSHERS, "superres-flushing"))
 
     def _read(self) -> None:
         is_kept = self.options.on_existing in ("skip", "redo")
         self.known.read(self.journal.rows(), self._holds if is_kept else lambda row: False,
                         keeps_failures=False)
-        self.known.freeze()
         if self.options.on_existing == "skip":
             self.known.refuse_others(self.plan)
 
@@ -79,7 +68,8 @@ class FolderStore:
     def _holds(self, row: Row) -> bool:
         try:
             is_there = os.stat(row.output).st_size == row.size
-            return is_there and (not self.options.verify or file_digest(row.output) == row.sha256)
+            return is_there and (not self.options.verify
+                                 or file_digest(Place(row.output)) == row.sha256)
         except OSError:
             return False
 
@@ -88,10 +78,6 @@ class FolderStore:
         own file."""
         is_ours = self.options.on_existing == "skip" and self.known.was_made(output)
         return None if is_ours else self.settings.standing(entry, output)
-
-    def number(self, part: Part) -> Part:
-        """See `Store`: the files have no numbers."""
-        return part
 
     def writer(self, part: Part) -> FolderWriter:
         return FolderWriter(self)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from superres.batch.inputs import Input, digest_of
+from superres.batch.digests import Digests, digest_of
+from superres.batch.inputs import Input
 from superres.batch.parts import Plan
 from superres.batch.record import RunSettings
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
 from superres.errors import OutputError
-from superres.system.places import public
 
 _OTHERS = -1  # stands for the number of outputs that were made with other settings
 
@@ -33,9 +33,8 @@ class Known:
     def __init__(self, settings: RunSettings) -> None:
         self.settings, self.options = settings, settings.options
         self.failures: dict[int, list[Row]] = {}
-        self._keys, self._counts, self._made = array.array("Q"), array.array("q"), array.array("Q")
-        self._example = ""
-        self.freeze()
+        self._inputs, self._counts = Digests(), array.array("q")
+        self._made, self._example = Digests(), ""
 
     def read(self, rows: Iterable[Row], holds: Callable[[Row], bool], keeps_failures: bool) -> bool:
         """Read the rows of a manifest, and return whether an input is done according to them.
@@ -48,12 +47,14 @@ class Known:
             group = list({row.key: row for row in found}.values())
             count = self._count(group, holds, keeps_failures)
             key = _key_of_rows(group[0], self.options)
-            self._keys.append(key)
+            self._inputs.append(key)
             self._counts.append(count)
             self.failures.pop(key, None)
             if count > 0 and (failed := [row for row in group if row.status != "ok"]):
                 self.failures[key] = failed
-            self._made.extend(digest_of(row.output) for row in group if row.status == "ok")
+            for row in group:
+                if row.status == "ok":
+                    self._made.add(row.output)
             is_used |= count > 0
         return is_used
 
@@ -71,14 +72,6 @@ class Known:
         faces = (group[0].crop or {}).get("faces") or 1
         return len(group) if len(made) == len(group) == self.options.per_input * faces else 0
 
-    def freeze(self) -> None:
-        """Prepare to be asked; what was read last about an input counts."""
-        keys, counts = np.array(self._keys, np.uint64), np.array(self._counts, np.int64)
-        order = np.argsort(keys, kind="stable")
-        is_last = np.append(keys[order][1:] != keys[order][:-1], True)[: len(keys)]
-        self.keys, self.counts = keys[order][is_last], counts[order][is_last]
-        self.made = np.unique(np.array(self._made, np.uint64))
-
     def refuse_others(self, plan: Plan) -> None:
         """Raise OutputError if outputs of the plan were made with other settings."""
         count = 0
@@ -88,7 +81,7 @@ class Known:
                          known in zip(group, self._look(group), strict=True)
                          if known == _OTHERS)
         if count:
-            raise OutputError(f"{count} of the outputs in {public(str(self.options.output))} were "
+            raise OutputError(f"{count} of the outputs in {self.options.place.public} were "
                               f"made with other settings ({self._example}); repeat those settings, "
                               "choose another --output, or give --on-existing redo")
 
@@ -98,11 +91,9 @@ class Known:
 
     def _look(self, entries: Sequence[Input]) -> list[int]:
         keys = np.array([key_of(entry, self.options) for entry in entries], np.uint64)
-        if not len(self.keys):
-            return [0] * len(keys)
-        place = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
-        found: list[int] = np.where(self.keys[place] == keys, self.counts[place], 0).tolist()
-        return found
+        # what was read last about an input counts
+        return [0 if place < 0 else self._counts[place]
+                for place in self._inputs.places(keys).tolist()]
 
     def failures_of(self, entry: Input) -> list[Row]:
         """Return the failed rows of an input that is done."""
@@ -110,9 +101,7 @@ class Known:
 
     def was_made(self, output: str) -> bool:
         """Return whether a manifest says that an output was made."""
-        digest = np.uint64(digest_of(output))
-        place = int(np.searchsorted(self.made, digest))
-        return place < len(self.made) and bool(self.made[place] == digest)
+        return self._made.has(output)
 
 
 def key_of(entry: Input, options: BatchOptions) -> int:

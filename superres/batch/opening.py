@@ -3,7 +3,6 @@ stores."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,10 +14,9 @@ from superres.batch.inputs import Input, display_path
 from superres.batch.parts import Part
 from superres.batch.reading import Opened
 from superres.errors import InvalidInputError, SuperresError
-from superres.system.places import fetched, is_url, read_place, version_of
+from superres.system.places import known_place
 
 READERS = 8  # threads that read from stores
-READ_AHEAD = 32  # pictures that are requested from a store before they are needed
 
 
 def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
@@ -26,25 +24,25 @@ def open_inputs(entries: Iterable[Input]) -> Iterator[tuple[Input, Content | Sup
 
     Archives are read as streams, and pictures of stores by several threads ahead of their turn.
     """
-    for (archive, at_url), group in itertools.groupby(
-        entries, key=lambda entry: (entry.archive, is_url(entry.input))
+    for (archive, ahead), group in itertools.groupby(
+        entries, key=lambda entry: (entry.archive, known_place(entry.input).ahead)
     ):
         if archive is not None:
             yield from _open_archive(archive, group)
-        elif at_url:
-            yield from _open_urls(group)
+        elif ahead:
+            yield from _open_ahead(group, ahead)
         else:
-            for entry in group:
-                yield entry, entry.input if entry.error is None else InvalidInputError(entry.error)
+            yield from ((entry, _content(entry)) for entry in group)
 
 
-def _open_urls(entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
+def _open_ahead(entries: Iterator[Input],
+                ahead: int) -> Iterator[tuple[Input, Content | SuperresError]]:
     pool, waiting = (ThreadPoolExecutor(READERS, "superres-reading"),
                      deque[tuple[Input, Future[Any]]]())
     try:
         for entry in entries:
-            waiting.append((entry, pool.submit(_read_url, entry)))
-            if len(waiting) == READ_AHEAD:
+            waiting.append((entry, pool.submit(_content, entry)))
+            if len(waiting) == ahead:
                 first, content = waiting.popleft()
                 yield first, content.result()
         while waiting:
@@ -54,21 +52,19 @@ def _open_urls(entries: Iterator[Input]) -> Iterator[tuple[Input, Content | Supe
         pool.shutdown(cancel_futures=True)
 
 
-def _read_url(entry: Input) -> Content | SuperresError:
+def _content(entry: Input) -> Content | SuperresError:
     if entry.error is not None:
         return InvalidInputError(entry.error)
     try:
-        content = read_place(entry.input, MAX_MEMBER_BYTES)
+        return known_place(entry.input).source(MAX_MEMBER_BYTES)
     except SuperresError as error:
         return error
-    return io.BytesIO(content) if content else InvalidInputError(f"{entry.input} is empty (0 "
-                                                                 "bytes); provide an image file")
 
 
 def _open_archive(archive: str,
                   entries: Iterator[Input]) -> Iterator[tuple[Input, Content | SuperresError]]:
     try:
-        with fetched(archive) as path:
+        with known_place(archive).fetched() as path:
             yield from open_members(archive, path, entries)
     except SuperresError as error:
         yield from ((entry, error) for entry in entries)
@@ -105,8 +101,7 @@ def open_members(
 def _problem(entry: Input, archive: str) -> str | None:
     """Return why a member is not used: listing has found it, or the archive's file is another one
     since then."""
-    if (entry.error is not None or entry.version is None or is_url(archive) or version_of(archive)
-        == entry.version):
+    if entry.error is not None or not known_place(archive).has_changed(entry.version):
         return entry.error
     return (f"{display_path(entry.input, archive)} is not used: {archive} was changed or removed "
             "after it was listed; give the same command again")

@@ -9,27 +9,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from superres.batch.inputs import Input, digest_of
-from superres.batch.known import Known
-from superres.batch.locks import HIDDEN, locked
+from superres.batch.digests import Digests
+from superres.batch.locks import HIDDEN
 from superres.batch.parts import Part, Plan
 from superres.batch.record import Output, RunSettings
 from superres.batch.rows import Row, read_rows
 from superres.batch.run_options import LAYOUTS, BatchOptions
 from superres.batch.shards import PACKERS
-from superres.batch.write import PartWriter, file_digest
-from superres.system.output import prepare_folder, scratch_folder
-from superres.system.places import fetched, files_in, is_url, join, move_to, remove, write_place
+from superres.batch.write import PartWriter, Store, file_digest
+from superres.system.output import scratch_folder
+from superres.system.paths import Place
+from superres.system.places import known_place
 
 WRITERS = 8  # threads that write pictures to a store
 WAITING = 64  # pictures that wait for these threads
 
 
-class PartStore:
+class PartStore(Store):
     """Parts in a store or in shards: `part-000000.tar` (or .parquet; or the pictures one by one)
     and their manifests.
 
@@ -38,40 +35,25 @@ class PartStore:
     """
 
     def __init__(self, plan: Plan, settings: RunSettings) -> None:
-        self.plan, self.settings, self.options = plan, settings, settings.options
-        self.output, self.suffix = self.options.folder, LAYOUTS[self.options.layout]
-        self.known, self.taken = Known(settings), set[int]()
-        self.stack = ExitStack()
+        super().__init__(plan, settings)
+        self.suffix, self.taken = LAYOUTS[self.options.layout], set[int]()
 
-    def __enter__(self) -> PartStore:
-        if not is_url(self.output):
-            prepare_folder(Path(self.output))
-            self.stack.enter_context(locked(Path(self.output), self.options.shard))
-        try:
-            self._read()
-        except BaseException:
-            self.stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
-
-    def place(self, number: int, suffix: str) -> str:
+    def place(self, number: int, suffix: str) -> Place:
         """Return the place of a part's manifest or shard."""
         return place_of(self.options, number, suffix)
 
-    def _read(self) -> None:
-        """Read the manifests, and remove the parts that are to be made again."""
-        listed = {found.name: found.size for found in files_in(self.output, "part-")}
+    def open(self, stack: ExitStack) -> None:
+        """See `Store`: read the manifests, and remove the parts that are to be made again."""
+        # The parts that are there, by their manifests.
+        listed = {found.name: found.size for found in self.options.place.files("part-")}
         numbers = sorted(int(found[1]) for name in listed
                          if (found := re.fullmatch(r"part-(\d{6,9})\.jsonl", name)))
         pictures = self._pictures() if numbers and not self.suffix else None
         mode, obsolete, (index, shards) = self.options.on_existing, list[int](), self.options.shard
         for number in numbers:
             place = self.place(number, ".jsonl")
-            with fetched(place) as path, open(path, "rb") as file:
-                rows = [row for _, row in read_rows(file, place)]
+            with place.fetched() as path, open(path, "rb") as file:
+                rows = [row for _, row in read_rows(file, place.text)]
             made, holds = [row for row in rows if row.status == "ok"], _Holds(self, number, listed,
                                                                               pictures)
             # A shard is made again as a whole.
@@ -82,21 +64,19 @@ class PartStore:
                 obsolete += [number] if number % shards == index else []
             elif self.known.read(rows, holds, keeps_failures=True):
                 self.taken.add(number)
-        self.known.freeze()
         self.known.refuse_others(self.plan)
+        # A shard goes before its manifest: a part without a shard is found to be lost.
         for number in obsolete:
             if self.suffix:
-                remove(self.place(number, self.suffix))
-            remove(self.place(number, ".jsonl"))
+                self.place(number, self.suffix).remove()
+            self.place(number, ".jsonl").remove()
 
-    def _pictures(self) -> np.ndarray[Any, Any]:
-        """Return digests of the names and sizes of all files at the place."""
-        return np.array(sorted(digest_of(f"{self.output}/{found.name}", str(found.size))
-                               for found in files_in(self.output, recursive=True)), np.uint64)
-
-    def standing(self, entry: Input, output: str) -> Output | None:
-        """See `Store`: what no manifest has is made."""
-        return None
+    def _pictures(self) -> Digests:
+        """Return the names and sizes of all files at the place."""
+        pictures = Digests()
+        for found in self.options.place.files(recursive=True):
+            pictures.add(f"{self.options.folder}/{found.name}", str(found.size))
+        return pictures
 
     def number(self, part: Part) -> Part:
         """See `Store`: its own number, or a new one if that is taken by inputs that are done."""
@@ -110,16 +90,13 @@ class PartStore:
     def writer(self, part: Part) -> PartWriter:
         return part_writer(self.options, part)
 
-    def finish(self) -> None:
-        ...
-
 
 class _Holds:
     """Whether the outputs of a part are there."""
 
     def __init__(
         self, store: PartStore, number: int, listed: dict[str, int],
-        pictures: np.ndarray[Any, Any] | None,
+        pictures: Digests | None,
     ) -> None:
         self.options, self.pictures = store.options, pictures
         self.shard = store.place(number, store.suffix)
@@ -129,19 +106,18 @@ class _Holds:
     def __call__(self, row: Row) -> bool:
         """Return whether the output of a row is there."""
         if self.pictures is not None:
-            digest = np.uint64(digest_of(row.output, str(row.size)))
-            place = int(np.searchsorted(self.pictures, digest))
-            is_there = place < len(self.pictures) and bool(self.pictures[place] == digest)
-            return is_there and (not self.options.verify or file_digest(row.output) == row.sha256)
+            is_there = self.pictures.has(row.output, str(row.size))
+            return is_there and (not self.options.verify
+                                 or file_digest(known_place(row.output)) == row.sha256)
         if row.shard_sha256 not in self.has_shard:
             self.has_shard[row.shard_sha256] = self.size == row.size and (
                 not self.options.verify or file_digest(self.shard) == row.shard_sha256)
         return self.has_shard[row.shard_sha256]
 
 
-def place_of(options: BatchOptions, number: int, suffix: str) -> str:
+def place_of(options: BatchOptions, number: int, suffix: str) -> Place:
     """Return the place of a part's manifest (.jsonl) or shard."""
-    return join(options.folder, f"part-{number:06d}{suffix}")
+    return known_place(f"{options.folder}/part-{number:06d}{suffix}")
 
 
 def part_writer(options: BatchOptions, part: Part) -> ShardWriter | FilesWriter:
@@ -158,16 +134,15 @@ class ShardWriter:
         self.place = place_of(options, part.number, LAYOUTS[options.layout])
         self.manifest = place_of(options, part.number, ".jsonl")
         beside = Path(self.folder) / HIDDEN
-        is_here = not is_url(self.folder) and beside.is_dir()
-        self.path = str(self.stack.enter_context(scratch_folder(beside if is_here else None))
-                        / "shard")
+        folder = scratch_folder(beside if beside.is_dir() else None)
+        self.path = str(self.stack.enter_context(folder) / "shard")
         self.packer, self.keys = PACKERS[options.layout](self.path), set[str]()
 
     def add(self, output: Output) -> None:
         row = output.row
         if row.output:
             name = self._named(row.output.removeprefix(f"{self.folder}/"))
-            row = replace(row, output=f"{self.place}/{name}")
+            row = replace(row, output=f"{self.place.text}/{name}")
             if output.data is not None:
                 self.packer.add(row, name, output.data)
         self.rows.append(row)
@@ -185,11 +160,11 @@ class ShardWriter:
 
     def finish(self) -> list[Row]:
         self.packer.finish()
-        size, sha256 = os.stat(self.path).st_size, file_digest(self.path)
+        size, sha256 = os.stat(self.path).st_size, file_digest(known_place(self.path))
         rows = [replace(row, size=size, shard_sha256=sha256) if row.status == "ok" else row
                 for row in self.rows]
-        move_to(self.path, self.place)
-        write_place(self.manifest, b"".join(row.line() for row in rows))
+        self.place.take(self.path)
+        self.manifest.write(b"".join(row.line() for row in rows))
         self.stack.close()
         return rows
 
@@ -214,13 +189,13 @@ class FilesWriter:
             row = replace(row, size=len(output.data))
             if len(self.waiting) >= WAITING:
                 self.waiting.pop(0).result()
-            self.waiting.append(self.pool.submit(write_place, row.output, output.data))
+            self.waiting.append(self.pool.submit(known_place(row.output).write, output.data))
         self.rows.append(row)
 
     def finish(self) -> list[Row]:
         for future in self.waiting:
             future.result()
-        write_place(self.manifest, b"".join(row.line() for row in self.rows))
+        self.manifest.write(b"".join(row.line() for row in self.rows))
         self.pool.shutdown()
         return self.rows
 

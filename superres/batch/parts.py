@@ -7,33 +7,25 @@ takes some digests per input.
 
 from __future__ import annotations
 
-import array
 import itertools
-import os
 import pickle
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from superres.batch.inputs import LOCAL, Input, digest_of, find_inputs, read_list
+from superres.batch.digests import Digests, Numbers, digest_of
+from superres.batch.inputs import Input, find_inputs, nothing_in, read_list
+from superres.batch.names import Names
 from superres.batch.record import Output
 from superres.batch.rows import Row
 from superres.batch.run_options import LOCAL_ROWS, ROWS, BatchOptions
-from superres.config import portable_name, without_case
-from superres.errors import InvalidInputError, plain
-from superres.system.places import is_url, public
-from superres.system.progress import say, track
-from superres.tasks.crops import FACE
-from superres.tasks.picture_files import IMAGE_SUFFIXES
+from superres.system.paths import HERE
+from superres.system.places import known_place
+from superres.system.progress import track
 
-IGNORES_CASE = sys.platform in ("win32", "darwin")  # the files of this machine
 _SPOOLED = 1000  # inputs that are pickled together
-
-_Digests = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class Plan:
 
     def __init__(
         self, options: BatchOptions, inputs: Sequence[str], listed: str | None = None,
-        allowed: frozenset[tuple[str, str]] = frozenset({LOCAL}),
+        allowed: frozenset[tuple[str, str]] = frozenset({HERE}),
     ) -> None:
         """List `inputs` and the lines of the list `listed`.
 
@@ -76,32 +68,30 @@ class Plan:
         """
         self.options, self.allowed = options, allowed
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with this object
+        # List the inputs into a temporary file, with their names in memory.
         keep_tree = options.keep_tree or options.in_parts
         lines = read_list(listed) if listed is not None else ()
-        names, group = _Names(options), list[Input]()
-        self._inputs, self._keys = array.array("Q"), array.array("Q")
+        names, group = Names(options), list[Input]()
+        self._inputs, self._keys = Digests(), Digests()
         found = _distinct(find_inputs(inputs, lines, options.recursive, keep_tree, options.output,
                                       allowed, options.layout if options.in_parts else None))
-        # a few files need no progress
-        for entry in track(found, "listing", "inputs") if options.output else found:
+        for entry in track(found, "listing", "inputs"):
             names.add(entry)
-            self._inputs.append(digest_of(entry.input))
-            self._keys.append(entry.key)
+            self._inputs.add(entry.input)
+            self._keys.add(entry.input, entry.version)
             group.append(entry)
             if len(group) == _SPOOLED:
                 pickle.dump(group, self.spool)
                 group = []
         pickle.dump(group, self.spool)
         self.count = len(self._inputs)
+        # Refuse what no run could do.
         if not self.count:
-            hint = "" if options.recursive else "; add --recursive to include sub-folders"
-            places = ", ".join(
-                map(public, [*inputs, *(["the list"] if listed is not None or not inputs else [])])
-            )
-            raise InvalidInputError(f"no image ({' '.join(sorted(IMAGE_SUFFIXES))}) in "
-                                    f"{places[:300]}{hint}")
+            raise nothing_in([*inputs, *(["the list"] if listed is not None else [])],
+                             options.recursive)
         names.refuse_clashes(self.entries)
         names.tell_unportable(self.entries)
+        # Divide them into parts, of which this machine does every N-th.
         fair = -(-self.count // options.shard[1])
         self.rows = options.rows or (ROWS if options.in_parts else min(LOCAL_ROWS, fair))
         self.part_count = -(-self.count // self.rows)
@@ -134,12 +124,9 @@ class Plan:
         return any(at >= 0 and self._keys[at] != digest_of(name, version)
                    for at, (name, version) in zip(place.tolist(), found, strict=True))
 
-    def positions(self, inputs: _Digests) -> np.ndarray[Any, Any]:
+    def positions(self, inputs: Numbers) -> Numbers:
         """Return the places of inputs in the plan, int64 [N]; -1 for others."""
-        known = np.array(self._inputs, dtype=np.uint64)
-        order = np.argsort(known, kind="stable")
-        place = np.searchsorted(known, inputs, sorter=order).clip(max=len(known) - 1)
-        return np.where(known[order[place]] == inputs, order[place], -1)
+        return self._inputs.places(inputs)
 
 
 def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
@@ -149,122 +136,7 @@ def _distinct(entries: Iterable[Input]) -> Iterator[Input]:
     for entry in entries:
         path, member = (entry.archive or entry.input, entry.input[len(entry.archive) :]
                         if entry.archive else "")
-        key = digest_of(path if is_url(path) else os.path.abspath(path), str(entry.member), member)
+        key = digest_of(known_place(path).full, str(entry.member), member)
         if key not in seen:
             seen.add(key)
             yield entry
-
-
-class _Names:
-    """Finds outputs of the same name, and outputs that are inputs, among any number of inputs, by
-    digests.
-
-    It also finds files whose names are not fit for other systems.
-    """
-
-    def __init__(self, options: BatchOptions) -> None:
-        self.options, self.folders = options, dict[str, str]()
-        self.outputs, self.wholes, self.inputs = (array.array("Q"), array.array("Q"),
-                                                  array.array("Q"))
-        self.caseless, self.refused, self.example = array.array("Q"), 0, ""
-
-    def add(self, entry: Input) -> None:
-        """Add an input."""
-        path = entry.archive or entry.input
-        if not is_url(path):
-            self.inputs.append(digest_of(self._real(path)))
-        for name in self._names(entry):
-            self.outputs.append(self._digest(name))
-            whole, face = (self.options.face_of(name) if self.options.crop == FACE
-                           and "-face" in name else (name, 0))
-            if face:
-                self.wholes.append(self._digest(whole))
-            if self.options.layout == "files":
-                self.caseless.append(digest_of(without_case(name)))
-                if any(part != portable_name(part) for part in name.split("/")):
-                    self.refused, self.example = self.refused + 1, self.example or name
-
-    def _names(self, entry: Input) -> list[str]:
-        """Return the names that no other output may have; those of members are made unique in each
-        shard."""
-        is_free = entry.error is not None or (entry.archive is not None and self.options.layout
-                                              != "files")
-        return [] if is_free else self.options.names(entry)
-
-    def _digest(self, name: str) -> int:
-        return digest_of(self._real(f"{self.options.folder}/{name}"))
-
-    def _real(self, path: str) -> str:
-        """Return the path without symbolic links; each folder is resolved once."""
-        if is_url(path):
-            return path
-        if os.path.islink(path):
-            return os.path.realpath(path)
-        parent, name = os.path.split(path)
-        if parent not in self.folders:
-            self.folders[parent] = os.path.realpath(parent)
-        return f"{self.folders[parent]}/{name}"
-
-    def refuse_clashes(self, entries: Callable[[], Iterator[Input]]) -> None:
-        """Raise InvalidInputError if two inputs would have the same output, or an output would
-        replace an input."""
-        options = self.options
-        outputs, wholes, inputs = (np.unique(np.array(one, np.uint64), return_counts=True)
-                                   for one in (self.outputs, self.wholes, self.inputs))
-        if not options.in_parts:
-            manifest = np.uint64(digest_of(self._real(str(options.manifest_path))))
-            for found, what in ((inputs[0], "inputs"), (outputs[0], "outputs")):
-                if manifest in found:
-                    raise InvalidInputError(f"the manifest {options.manifest_path} is one of the "
-                                            f"{what}; choose another --manifest")
-        suspects = set(outputs[0][outputs[1] > 1].tolist()) | set(
-            np.intersect1d(outputs[0], wholes[0]).tolist())
-        replaced = (set(np.intersect1d(outputs[0], inputs[0]).tolist()) if options.layout == "files"
-                    else set[int]())
-        owners: dict[str, str] = {}
-        for entry in entries() if suspects or replaced else ():
-            for name in self._names(entry):
-                if self._digest(name) in replaced:
-                    raise InvalidInputError(f"the output {options.folder}/{name} would replace an "
-                                            "input; choose another --output")
-                if suspects & {self._digest(name), self._digest(options.face_of(name)[0])}:
-                    self._claim(name, entry.input, owners)
-        for name, owner in owners.items():
-            whole, face = options.face_of(name)
-            if face and whole in owners:
-                raise InvalidInputError(
-                    f"{public(owners[whole])} may show several faces, and then face {face} and "
-                    f"{public(owner)} would both be written to {options.folder}/{name}; rename one "
-                    "of them, or give --crop centre")
-
-    def tell_unportable(self, entries: Callable[[], Iterator[Input]]) -> None:
-        """Print how many files Windows refuses, and how many have names that differ in case or
-        normal form only.
-
-        Raises InvalidInputError for the latter where this machine would keep one of them.
-        """
-        if self.refused:
-            say(f"results with names that Windows refuses: {self.refused:,}, such as "
-                f"{plain(self.example)}; rename their inputs if the results are to be copied there")
-        found, counts = np.unique(np.array(self.caseless, np.uint64), return_counts=True)
-        if (counts > 1).any():
-            first = found[counts > 1][0]
-            names = (name for entry in entries() for name in self._names(entry))
-            pair = itertools.islice((plain(name) for name in names if digest_of(without_case(name))
-                                     == first), 2)
-            text = ("results with names that differ only in case or Unicode form: "
-                    f"{counts[counts > 1].sum():,}, such as {' and '.join(pair)}; Windows and "
-                    "macOS keep only one of each; rename their inputs if the results are to be "
-                    "copied there")
-            if IGNORES_CASE and not self.options.in_parts:
-                raise InvalidInputError(text)
-            say(text)
-
-    def _claim(self, name: str, owner: str, owners: dict[str, str]) -> None:
-        """Note the input that an output belongs to; raise InvalidInputError if it has one."""
-        first = owners.setdefault(name, owner)
-        if first is not owner:
-            remedy = "rename one of them, or upscale them into separate places" if self.options.in_parts else (
-                "rename one of them, add --keep-tree, or upscale them into separate folders")
-            raise InvalidInputError(f"{public(first)} and {public(owner)} would both be written to "
-                                    f"{self.options.folder}/{name}; {remedy}")

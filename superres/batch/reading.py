@@ -13,12 +13,12 @@ from superres.batch.inputs import Input
 from superres.batch.record import Output, Request, RunSettings
 from superres.batch.run_options import KEEP_ALPHA, BatchOptions
 from superres.errors import PlaceError, SuperresError
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.untrusted import read_untrusted
 from superres.system.progress import say
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops, crop_note, input_of
-from superres.tasks.pictures import Picture, Pixels
-from superres.tasks.untrusted import read_untrusted
 
 Opened: TypeAlias = tuple[int, Input, list[int], Content | SuperresError]
 """An input's number among those of the run, the input, the numbers (from 1) of its samples to make,
@@ -89,8 +89,7 @@ def _reduced(picture: Picture, crop: Crop, options: BatchOptions, task: FaceTask
         low = input_of(picture.alpha[:, :, None], crop, task)
         large = task.enlarge(np.repeat(low[None], 3, axis=3), "bicubic")
         source, alpha = unblend(source, low), large[0, :, :, 0]
-    return Picture(source, alpha) if options.metadata == "strip" else replace(picture, rgb=source,
-                                                                              alpha=alpha)
+    return Picture(source, alpha)
 
 
 def unblend(pixels: Pixels, alpha: Pixels) -> Pixels:

@@ -7,6 +7,7 @@ which becomes an `Output` with its `Row` of the manifest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections import Counter
@@ -18,13 +19,15 @@ from superres.batch.inputs import Input
 from superres.batch.rows import Row
 from superres.batch.run_options import BatchOptions
 from superres.config import ENGINE_NUMBERS, DecodeConfig
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import ENCODERS
 from superres.system.places import public
+from superres.system.progress import say
 from superres.tasks.faces import FaceTask, image_key
-from superres.tasks.image_files import FORMATS
-from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import Mask, face_sheet
 
 EARLIER_ENGINE = "native"  # the default of the releases whose manifests name no engine
+METADATA = "strip"  # of an input: earlier releases could also keep it, and their manifests say so
 
 if TYPE_CHECKING:
     from superres.decoding.batching import Result
@@ -41,7 +44,7 @@ class Request:
         turn: number of the input among those of the run.
         index: number of the output among those of the input.
         sample: number of the sample; 1 where the likeliest of several is kept.
-        picture: the reduced input, with the transparency and the metadata that the output copies.
+        picture: the reduced input, with the transparency of the output.
         crop: the square of the input as the manifest records it; None unless the input was cropped.
     """
 
@@ -164,9 +167,6 @@ class RunSettings:
         self.config = self.decode.to_dict()
         self.content_options = {**self.options.content_options(), "start": self.task.source,
                                 "engine": self.engine}
-        # In the form of parsed JSON, which has lists instead of tuples.
-        self.comparable = _as_json({"checkpoint": self.checkpoint, **self.config,
-                                    **self.content_options})
 
     def differences(self, row: Row) -> list[str]:
         """Return the settings in which a row differs, as text, without those on which its tokens do
@@ -174,14 +174,22 @@ class RunSettings:
 
         They are an adaptive block size of exact decoding, and the engine among those of one format.
         """
-        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, **(row.config or {}),
-                 **(row.options or {})}
+        there = {"checkpoint": row.checkpoint, "engine": EARLIER_ENGINE, "metadata": METADATA,
+                 **(row.config or {}), **(row.options or {})}
         alike = {"adaptive"} if self.decode.is_exact else set[str]()
         if self.engine is None or _numbers(there["engine"]) == _numbers(self.engine):
             alike.add("engine")
-        return [f"{name} {there.get(name)!r} there, {value!r} now" for name,
-                value in self.comparable.items()
+        return [f"{name} {there.get(name)!r} there, {value!r} now"
+                for name, value in self._comparable.items()
                 if there.get(name) != value and name not in alike]
+
+    @functools.cached_property
+    def _comparable(self) -> dict[str, Any]:
+        """The settings in the form of parsed JSON, which has lists instead of tuples."""
+        now = {"checkpoint": self.checkpoint, **self.config, **self.content_options,
+               "metadata": METADATA}
+        return {name: list(value) if isinstance(value, tuple) else value
+                for name, value in now.items()}
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
@@ -240,6 +248,12 @@ class RunSettings:
                 "options": self.content_options, "version": entry.version}
 
 
+def tell(row: Row) -> None:
+    """Print why an output was not made."""
+    if row.error is not None:
+        say(row.error if row.input in row.error else f"{row.input}: {row.error}")
+
+
 def encode(
     request: Request, image: Pixels, record: dict[str, Any], options: BatchOptions,
     reliable: Mask | None = None,
@@ -249,13 +263,8 @@ def encode(
     picture = replace(request.picture, rgb=image)
     if options.sheet:
         picture = replace(picture, rgb=face_sheet(request.source, image, reliable), alpha=None)
-    return FORMATS[options.format](picture, record)
+    return ENCODERS[options.format](picture, record)
 
 
 def _numbers(engine: str) -> str:
     return ENGINE_NUMBERS.get(engine, engine)
-
-
-def _as_json(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name,
-            value in values.items()}

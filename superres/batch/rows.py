@@ -22,12 +22,13 @@ from typing import Any, BinaryIO, get_type_hints
 
 import numpy as np
 
-from superres.batch.inputs import digest_of
+from superres.batch.digests import Digests, Numbers, ends
 from superres.config import reader_of, require
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.system.json_files import parse_json
-from superres.system.output import scratch_file, scratch_folder
-from superres.system.places import check_url, fetched, files_in, is_url, join, move_to, public
+from superres.system.output import scratch_file
+from superres.system.paths import Place
+from superres.system.places import open_place
 
 STATUSES = ("ok", "skipped", "failed")
 MOST_LINE = 1_000_000  # bytes of a line; rows have a few kilobytes
@@ -138,46 +139,56 @@ class _Lines:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.columns = {"place": array.array("q"), "output": array.array("Q"),
-                        "input": array.array("Q"), "origin": array.array("Q"),
-                        "status": array.array("b")}
+        self.outputs, self.inputs, self.origins = Digests(), Digests(), Digests()
+        self._places, self._statuses = array.array("q"), array.array("b")
 
     def add(self, file: BinaryIO, path: Path | str, start: int = 0) -> None:
         """Add the rows of a file, which begin at `start` of this object's file."""
         for place, row in read_rows(file, path):
-            values = (start + place, digest_of(row.key), digest_of(row.input),
-                      digest_of(row.origin), STATUSES.index(row.status))
-            for column, value in zip(self.columns.values(), values, strict=True):
-                column.append(value)
+            self._places.append(start + place)
+            self.outputs.add(row.key)
+            self.inputs.add(row.input)
+            self.origins.add(row.origin)
+            self._statuses.append(STATUSES.index(row.status))
 
-    def column(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a column, [N]."""
-        return np.array(self.columns[name], dtype=self.columns[name].typecode)
+    @property
+    def statuses(self) -> Numbers:
+        """The place of each row's status in `STATUSES`, int8 [N]."""
+        return np.array(self._statuses, np.int8)
 
-    def latest(self, prefers_ok: bool) -> np.ndarray[Any, Any]:
+    def latest(self, prefers_ok: bool) -> Numbers:
         """Return the numbers of the rows that count, one per output, in the order of the outputs'
         first rows.
 
         That is the last row of the output, or with `prefers_ok` its last one with the status ok, if
         there is any.
         """
-        output = self.column("output")
-        is_ok = (self.column("status") == 0) & prefers_ok
+        output = self.outputs.values()
+        is_ok = (self.statuses == 0) & prefers_ok
         order = np.lexsort((np.arange(len(output)), is_ok, output))
-        winners: np.ndarray[Any, Any] = order[_ends(output[order])]
+        winners: Numbers = order[ends(output[order])]
         # Both lists are in the order of the digests.
         return winners[np.argsort(np.unique(output, return_index=True)[1], kind="stable")]
 
-    def lines(self, numbers: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    def in_order(self, positions: Callable[[Numbers], Numbers]) -> Numbers:
+        """Return the numbers of the rows that a sorted manifest has: those of other runs, then
+        those of this run in its order; see `Journal.sort`."""
+        inputs, origins = self.inputs.values(), self.origins.values()
+        # Only the last rows of an input count, such as those of the faces that were found in it
+        # last.
+        group = np.cumsum(ends(origins)) - ends(origins)
+        is_last = group == group[self.inputs.places(inputs)]
+        place = np.where(is_last, positions(inputs), -1)
+        numbers: Numbers = np.sort(self.latest(prefers_ok=False))
+        numbers = numbers[(is_last | (self.statuses == 0))[numbers]]
+        order: Numbers = np.argsort(place[numbers], kind="stable")
+        return numbers.take(order)
+
+    def lines(self, numbers: Numbers) -> Iterator[bytes]:
         """Yield the lines of rows."""
-        for place in self.column("place")[numbers].tolist():
-            self.file.seek(place)
+        for number in numbers.tolist():
+            self.file.seek(self._places[number])
             yield self.file.readline()
-
-
-def _ends(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return where a run of equal values ends, bool [N]."""
-    return np.append(values[1:] != values[:-1], True)[: len(values)]
 
 
 class Journal:
@@ -221,7 +232,7 @@ class Journal:
             raise OutputError(f"cannot write the manifest {self.path}: {error.strerror}") from error
         self.end += length
 
-    def sort(self, positions: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
+    def sort(self, positions: Callable[[Numbers], Numbers]) -> None:
         """Keep one row per output: those of other runs, then those of this run; an OutputError
         loses no row.
 
@@ -231,18 +242,8 @@ class Journal:
         with open(self.path, "rb") as file:
             lines = _Lines(file)
             lines.add(file, self.path)
-            inputs, origins = lines.column("input"), lines.column("origin")
-            # Only the last rows of an input count, such as those of the faces that were found in it
-            # last.
-            group = np.cumsum(_ends(origins)) - _ends(origins)
-            order = np.lexsort((group, inputs))
-            known, last = inputs[order][_ends(inputs[order])], group[order][_ends(inputs[order])]
-            is_last = group == last[np.searchsorted(known, inputs)]
-            place = np.where(is_last, positions(inputs), -1)
-            numbers = np.sort(lines.latest(prefers_ok=False))
-            numbers = numbers[(is_last | (lines.column("status") == 0))[numbers]]
-            numbers = numbers[np.argsort(place[numbers], kind="stable")]
-            if np.array_equal(numbers, np.arange(len(inputs))):
+            numbers = lines.in_order(positions)
+            if np.array_equal(numbers, np.arange(len(lines.inputs))):
                 return
             try:
                 _rewrite(self.path, lines.lines(numbers))
@@ -265,18 +266,13 @@ def merge(paths: Sequence[str], output: str) -> Counter[str]:
     `paths`. All are places (`superres.system.places`). Raises InvalidInputError if a manifest
     cannot be read or is damaged, and OutputError if the result cannot be written.
     """
-    if is_url(output):
-        check_url(output, writing=True)
-    counts = Counter[str]()
+    target, counts = open_place(output, writing=True), Counter[str]()
     with _manifests(paths) as lines:
         numbers = lines.latest(prefers_ok=True)
         counts.update({STATUSES[status]: count for status, count in Counter(
-            lines.column("status")[numbers].tolist()).items()})
-        try:
-            _write_lines(output, lines.lines(numbers))
-        except OSError as error:
-            raise OutputError(f"cannot write {public(output)}: {error.strerror}; choose another "
-                              "--output") from error
+            lines.statuses[numbers].tolist()).items()})
+        with target.written() as file:
+            file.writelines(lines.lines(numbers))
     return counts
 
 
@@ -295,50 +291,37 @@ def _manifests(paths: Sequence[str]) -> Iterator[_Lines]:
     """Open manifests as one file."""
     with tempfile.TemporaryFile() as whole:
         lines = _Lines(whole)
-        for name in itertools.chain.from_iterable(map(_names, paths)):
-            with _opened(name) as file:
-                lines.add(file, name, whole.tell())
+        for place in itertools.chain.from_iterable(map(_names, paths)):
+            with _opened(place) as file:
+                lines.add(file, place.text, whole.tell())
                 file.seek(0)
                 shutil.copyfileobj(file, whole)
         yield lines
 
 
-def _names(path: str) -> list[str]:
-    if is_url(path):
-        check_url(path)
-    if not (path.endswith("/") if is_url(path) else os.path.isdir(path)):
-        return [path]
-    found = [found.name for start in ("part-", "manifest") for found in files_in(path, start)]
-    names = [join(path, name) for name in found if name.endswith(".jsonl")]
+def _names(path: str) -> list[Place]:
+    """Return the manifest at a place, or those in a folder."""
+    place = open_place(path)
+    if not place.is_folder():
+        return [place]
+    found = [found.name for start in ("part-", "manifest") for found in place.files(start)]
+    names = [place.join(name) for name in found if name.endswith(".jsonl")]
     if not names:
-        raise InvalidInputError(f"{public(path)} has no manifest (manifest.jsonl or "
+        raise InvalidInputError(f"{place.public} has no manifest (manifest.jsonl or "
                                 "part-000000.jsonl); name one")
     return names
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    with fetched(path) as copy:
+def _opened(place: Place) -> Iterator[BinaryIO]:
+    with place.fetched() as copy:
         try:
             file = open(copy, "rb")  # noqa: SIM115 -- closed below
         except OSError as error:
-            raise InvalidInputError(f"cannot read the manifest {public(path)}: {error.strerror}; "
+            raise InvalidInputError(f"cannot read the manifest {place.public}: {error.strerror}; "
                                     "name manifests that superres upscale wrote") from error
         with file:
             yield file
-
-
-def _write_lines(place: str, lines: Iterable[bytes]) -> None:
-    """Write lines to a place, whole or not at all."""
-    if not is_url(place):
-        Path(place).parent.mkdir(parents=True, exist_ok=True)
-        _rewrite(Path(place), lines)
-        return
-    with scratch_folder() as folder:
-        path = os.path.join(folder, "manifest")
-        with open(path, "wb") as file:
-            file.writelines(lines)
-        move_to(path, place)
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:

@@ -7,6 +7,7 @@ invalid input fails its own row only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -15,25 +16,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol
 
+from superres.batch.decode import decoded
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.folder_store import FolderStore
 from superres.batch.inputs import Input
 from superres.batch.opening import open_parts
 from superres.batch.part_store import PartStore
 from superres.batch.parts import Part, Plan
 from superres.batch.reading import Opened, read_requests
-from superres.batch.record import Output, Request, RunSettings, Summary
+from superres.batch.record import Output, Request, RunSettings, Summary, tell
 from superres.batch.rows import Row
 from superres.batch.write import PartWriter, Store
 from superres.config import DecodeConfig
-from superres.errors import OutputError, PlaceError, ScoresError
-from superres.pipeline.feed_queue import FeedQueue
+from superres.errors import OutputError, PlaceError
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.progress import Progress, say
 
 if TYPE_CHECKING:
-    from superres.decoding.batching import Feed, Result
+    from superres.batch.decode import Made
+    from superres.decoding.batching import Result
     from superres.pipeline.upscaler import Upscaler
 
 AHEAD = 4  # images that are read ahead per image that is being decoded
@@ -42,6 +45,7 @@ PHOTO_LINES = 20  # number of photos whose crops are printed; the manifest recor
 QUEUE = 256
 # ... and of further ones per row of a batch: all rows of a batch may end at the same time
 QUEUED = AHEAD + 3
+P = ParamSpec("P")
 TURNS = 1 << 32  # turn n of part p of a run is p * TURNS + n
 
 
@@ -55,7 +59,7 @@ class Sink(Protocol):
     def read(self, turn: int, count: int) -> None:
         """Receive the number of outputs that an input gives; called in the order of the inputs."""
 
-    def put(self, result: Result[Request] | Output) -> None:
+    def put(self, made: Made) -> None:
         """Receive a decoded image, or an output that cannot be made."""
 
     def cropped(self, line: str) -> None:
@@ -116,61 +120,13 @@ def decode_all(opened: Iterator[Opened], sink: Sink, upscaler: Upscaler, rows: i
                               daemon=True)
     thread.start()
     try:
-        _decode_feed(feed, sink, upscaler, rows)
+        for made in decoded(feed.take, sink.settings, upscaler, rows, sink.progress):
+            sink.put(made)
+            if sink.error is not None:
+                break
     finally:
         feed.close()
         thread.join()
-
-
-def _decode_feed(feed: FeedQueue[Request], sink: Sink, upscaler: Upscaler, rows: int) -> None:
-    """Decode until the feed ends or the sink reports an error; halve the rows when memory runs
-    out."""
-    from superres.decoding.batching import feed_of  # imports torch
-
-    while True:
-        lost, error = _decode(feed.take, sink, upscaler, rows)
-        if error is None:
-            return
-        if not lost:
-            raise error
-        if _is_out_of_memory(error) and len(lost) > 1:
-            rows = (min(len(lost), rows) + 1) // 2
-            say(f"out of memory with a batch of {len(lost)}; continuing with {rows} (--batch-size)")
-            feed.put_back(lost)
-            continue
-        for item in lost:  # one by one, so that a faulty item does not fail the other items again
-            _, error = _decode(feed_of([item]), sink, upscaler, 1)
-            if error is not None:
-                reason = f"decoding failed: {str(error) or type(error).__name__}"
-                sink.put(sink.settings.failed(item.entry, item.output, reason, item.turn,
-                                              item.index))
-
-
-def _decode(
-    feed: Feed[Request], sink: Sink, upscaler: Upscaler, rows: int,
-) -> tuple[list[Request], Exception | None]:
-    """Decode a feed to its end; return the items lost to an error, and the error or None."""
-    options = sink.settings.options
-    is_judged = options.sheet and upscaler.reliability is not None  # of pictures as they are drawn
-    decoder = upscaler.refilled(feed, sink.settings.decode, rows,
-                                options.samples if options.keep else 1, is_judged, options.finish)
-    try:
-        for finished in decoder.run():
-            for one in finished:
-                sink.put(one)
-            if sink.error is not None:
-                break
-            sink.progress(decoder.tokens_under_way / upscaler.tokens_per_image)
-    except (RuntimeError, MemoryError, ScoresError) as error:
-        # The traceback would keep the failed session and its memory alive.
-        return decoder.under_way, error.with_traceback(None)
-    return [], None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    message = str(error).lower()
-    return (isinstance(error, MemoryError) or "out of memory" in message or "can't allocate memory"
-            in message)
 
 
 class _OpenPart:
@@ -215,7 +171,7 @@ class Run:
         self.error: BaseException | None = None
         self._received, self._photos = 0, 0
         self._moving = threading.Lock()
-        self._queue: queue.Queue[Any] = queue.Queue(QUEUE + QUEUED * rows)
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE + QUEUED * rows)
         self._open: dict[int, _OpenPart] = {}
 
     def __enter__(self) -> Run:
@@ -263,14 +219,16 @@ class Run:
         for planned in self.plan.parts():
             if self.error is not None:
                 return
+            # What is done already is told, ...
             counts = self.store.known.counts_of(planned.entries)
             for entry, count in zip(planned.entries, counts, strict=True):
                 if count:
-                    self._queue.put(("known", entry, count))
+                    self._later(self._known, entry, count)
             left = tuple(entry for entry, count in zip(planned.entries, counts, strict=True)
                          if not count)
             if not left:
                 continue
+            # ... and of the rest, which samples are to be made and which outputs stand.
             turn, standing, samples = next(numbers) * TURNS, list[Output](), list[tuple[int, ...]]()
             for place, entry in enumerate(left):
                 outputs = options.outputs(entry)
@@ -301,22 +259,25 @@ class Run:
 
     def begin(self, part: Part) -> None:
         """Begin a part, whose inputs are read next."""
-        self._queue.put(("begin", part))
+        self._later(self._begun, part)
 
     def end(self, part: Part) -> None:
         """Say that all inputs of a part have been read."""
-        self._queue.put(("end", part))
+        self._later(self._ended, part)
 
     def read(self, turn: int, count: int) -> None:
-        self._queue.put(("read", turn, count))
+        self._later(self._expected, turn, count)
 
-    def put(self, result: Result[Request] | Output) -> None:
-        """See `Sink`; blocks while the queue is full."""
-        self._queue.put(("made", result))
+    def put(self, made: Made) -> None:
+        self._later(self._made, made)
 
     def written(self, rows: list[Row]) -> None:
         """Receive the rows of a part that another machine has written."""
-        self._queue.put(("written", rows))
+        self._later(self._written, rows)
+
+    def _later(self, method: Callable[P, None], *values: P.args, **named: P.kwargs) -> None:
+        """Let the writing thread call a method; blocks while too many calls wait for it."""
+        self._queue.put(functools.partial(method, *values, **named))
 
     def cropped(self, line: str) -> None:
         self._photos += 1
@@ -332,29 +293,33 @@ class Run:
             self._progress.to(max(self._received + under_way, self._progress.done))
 
     def _write(self) -> None:
-        """Handle what the other threads tell, until None arrives; the body of the writing
+        """Make the calls of the other threads, until None arrives; the body of the writing
         thread."""
-        while (told := self._queue.get()) is not None:
+        while (call := self._queue.get()) is not None:
             try:
                 if self.error is None:
-                    getattr(self, f"_on_{told[0]}")(*told[1:])
+                    call()
             except BaseException as error:  # the other threads continue, and check `error`
                 self.error = error
 
-    def _on_known(self, entry: Input, count: int) -> None:
+    # The methods of the writing thread.
+
+    def _known(self, entry: Input, count: int) -> None:
+        """Count an input that is done."""
         failures = self.store.known.failures_of(entry)
         for row in failures:
-            self._failed(row)
+            tell(row)
             self.summary.add(row)
         self.summary.skipped += count - len(failures)
         self._receive(count)
 
-    def _on_begin(self, part: Part) -> None:
+    def _begun(self, part: Part) -> None:
         self._open[part.turn // TURNS] = _OpenPart(part, self.store.writer(part))
         for output in part.standing:
-            self._failed(output.row)
+            tell(output.row)
 
-    def _on_read(self, turn: int, count: int) -> None:
+    def _expected(self, turn: int, count: int) -> None:
+        """Expect the outputs of an input that has been read."""
         part = self._open[turn // TURNS]
         part.expect(turn, count)
         self._receive(len(part.waiting.get(turn, ())))
@@ -362,22 +327,23 @@ class Run:
             more = part.expected[turn] - self.settings.options.per_input
             self._progress.total = (self._progress.total or 0) + more
 
-    def _on_end(self, part: Part) -> None:
+    def _ended(self, part: Part) -> None:
         number = part.turn // TURNS
         self._open[number].is_read = True
         self._advance(number)
 
-    def _on_made(self, result: Result[Request] | Output) -> None:
-        output = result if isinstance(result, Output) else self._output(result)
-        self._failed(output.row)
+    def _made(self, made: Made) -> None:
+        """Encode a decoded image, and write what can be written of its part."""
+        output = made if isinstance(made, Output) else self._output(made)
+        tell(output.row)
         number = output.turn // TURNS
         self._open[number].waiting.setdefault(output.turn, []).append(output)
         self._receive(1)
         self._advance(number)
 
-    def _on_written(self, rows: list[Row]) -> None:
+    def _written(self, rows: list[Row]) -> None:
         for row in rows:
-            self._failed(row)
+            tell(row)
         self._receive(len(rows))
         self._report(rows)
 
@@ -398,10 +364,6 @@ class Run:
         if part.is_read and not part.expected:
             self._report(part.writer.finish())
             del self._open[number]
-
-    def _failed(self, row: Row) -> None:
-        if row.error is not None:
-            say(row.error if row.input in row.error else f"{row.input}: {row.error}")
 
     def _receive(self, count: int) -> None:
         self._received += count

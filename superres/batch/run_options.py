@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from PIL import ImageColor
 
 from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
-from superres.errors import ConfigError
+from superres.errors import ConfigError, InvalidInputError
+from superres.pictures.write import ENCODERS, SUFFIXES
 from superres.pipeline.resolved_options import FINISHES, check_keep
-from superres.system.places import is_url
-from superres.tasks.crops import parse_crop
+from superres.system.paths import Place
+from superres.system.places import known_place, public
+from superres.tasks.crops import FACE, parse_crop
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS, SUFFIXES
 from superres.tasks.photos import DEFAULT_CROP
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
@@ -26,9 +27,6 @@ ON_EXISTING = ("skip", "redo", "overwrite", "error")
 raises an error if any output has other settings. "redo" is as "skip", but makes outputs with other
 settings and files without a row again. "overwrite" makes all outputs again. "error" fails the
 row."""
-METADATA = ("strip", "keep")
-"""Whether an output copies what describes the picture in the input's metadata, and names the colour
-space if the input does."""
 MOST_SAMPLES = 10_000  # largest number of images that are drawn from an input
 LAYOUTS = {"files": "", "webdataset": ".tar", "parquet": ".parquet"}
 """How outputs are stored, and the suffix of a shard."""
@@ -63,6 +61,7 @@ class BatchOptions:
     """
 
     output: str | Path
+    _: KW_ONLY
     layout: str = "files"
     rows: int | None = None
     batch_size: int | None = None
@@ -77,7 +76,6 @@ class BatchOptions:
     suffix: str = ""
     keep_tree: bool = False
     alpha: str = "white"
-    metadata: str = "strip"
     crop: str = DEFAULT_CROP
     sheet: bool = False
     verify: bool = False
@@ -93,8 +91,7 @@ class BatchOptions:
         require_choice("--on-existing", self.on_existing, [mode for mode in ON_EXISTING
                                                            if mode != "error" or not self.in_parts])
         require_whole("--rows", ROWS if self.rows is None else self.rows, 1, MOST_ROWS)
-        require_choice("--format", self.format, list(FORMATS))
-        require_choice("--metadata", self.metadata, METADATA)
+        require_choice("--format", self.format, list(ENCODERS))
         require(not set(self.suffix) & {"/", "\\", "\0"}, "--suffix must be part of a file name, "
                 f"not {self.suffix!r}")
         if self.alpha != KEEP_ALPHA:
@@ -119,7 +116,12 @@ class BatchOptions:
     @property
     def in_parts(self) -> bool:
         """Whether each part has its own manifest: in a store and in shards."""
-        return self.layout != "files" or is_url(self.output)
+        return self.layout != "files" or not self.place.renames
+
+    @functools.cached_property
+    def place(self) -> Place:
+        """The place of the outputs."""
+        return known_place(self.output)
 
     @property
     def manifest_path(self) -> Path:
@@ -131,11 +133,11 @@ class BatchOptions:
     @functools.cached_property
     def folder(self) -> str:
         """The place of the outputs in full, without a slash at its end."""
-        return str(self.output).rstrip("/") if is_url(self.output) else os.path.abspath(self.output)
+        return self.place.full
 
     def content_options(self) -> dict[str, Any]:
         """Return the options that determine the content of an output, besides those of decoding."""
-        names = ["source", "crop", "alpha", "metadata", "format", "sheet"]
+        names = ["source", "crop", "alpha", "format", "sheet"]
         # Where a part has its own manifest, an input is known by its name alone.
         names += ["layout", "samples", "suffix"] if self.in_parts else []
         keep = None if self.keep is None else f"{self.keep} of {self.samples}"
@@ -173,6 +175,33 @@ class BatchOptions:
         found = re.fullmatch(rf"(.+)-face([1-9]\d{{0,3}})({sample}{re.escape(self.ending)})",
                              output, re.DOTALL)
         return (found[1] + found[3], int(found[2])) if found else (output, 0)
+
+
+def refuse_shared(owners: Iterable[tuple[str, str]], options: BatchOptions) -> None:
+    """Raise InvalidInputError if two inputs would have the same output, or a face of one that of
+    another; `owners` are names of outputs with their inputs."""
+    first = dict[str, str]()
+    for name, owner in owners:
+        if first.setdefault(name, owner) is not owner:
+            remedy = ("or upscale them into separate places" if options.in_parts
+                      else "add --keep-tree, or upscale them into separate folders")
+            raise InvalidInputError(f"{public(first[name])} and {public(owner)} would both be "
+                                    f"written to {options.folder}/{name}; rename one of them, "
+                                    f"{remedy}")
+    for name, owner in first.items():
+        whole, face = (options.face_of(name) if options.crop == FACE and "-face" in name
+                       else (name, 0))
+        if face and whole in first:
+            raise InvalidInputError(
+                f"{public(first[whole])} may show several faces, and then face {face} and "
+                f"{public(owner)} would both be written to {options.folder}/{name}; rename one of "
+                "them, or give --crop centre")
+
+
+def replaces_input(name: str, options: BatchOptions) -> InvalidInputError:
+    """Return the error of an output that is an input."""
+    return InvalidInputError(f"the output {options.folder}/{name} would replace an input; choose "
+                             "another --output")
 
 
 def parse_batch_size(text: str) -> int | None:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import gradio as gr
     from fastapi import FastAPI
 
+    from superres.pictures.read import Pixels
     from superres.pipeline.translator import Translator
     from superres.survey.store import Store
     from superres.tasks.faces import FaceTask
-    from superres.tasks.pictures import Pixels
     from superres.web.decoding import Decoder
 
 PICTURED = "black-hair-drawn"

@@ -55,8 +55,7 @@ def images(
     """Measure the speed of upscaling.
 
     The report has greedy decoding, exact blocks and blocks with epsilon 2, by block size and batch
-    size, beside the engine plain and, if it is installed, transformers. It also has the parts of a
-    decoding step, and what limits a GPU.
+    size, and the parts of a decoding step.
     """
     if data is not None:
         require_faces(data)
@@ -74,8 +73,7 @@ def text(
     """Measure the speed of translation.
 
     The report has greedy decoding, exact blocks and top-2 blocks, by block size and batch size,
-    beside the engine plain, and beam search. It also has the parts of a decoding step, and what
-    limits a GPU.
+    beam search, and the parts of a decoding step.
     """
     if data is not None:
         opt.check_pairs(checkpoint, data)

@@ -31,7 +31,7 @@ from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
 
 if TYPE_CHECKING:
-    from superres.tasks.pictures import Pixels
+    from superres.pictures.read import Pixels
 
 BEAM = BeamConfig()
 
@@ -113,9 +113,9 @@ def images(
 
 def write_sheet(path: Path, columns: dict[str, Pixels], record: dict[str, str]) -> None:
     """Write a contact sheet of pictures, uint8 [N, H, W, 3] by the name of their column."""
+    from superres.pictures.read import Picture
+    from superres.pictures.write import encode_png
     from superres.system.output import write_result
-    from superres.tasks.image_files import encode_png
-    from superres.tasks.pictures import Picture
     from superres.tasks.sheets import contact_sheet
 
     write_result(path, encode_png(Picture(contact_sheet(columns)), record), "--sheet")

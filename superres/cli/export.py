@@ -1,4 +1,4 @@
-"""The commands `superres export`: a checkpoint for another engine, or for the browser."""
+"""The command `superres export web`: a checkpoint for the browser."""
 
 from __future__ import annotations
 
@@ -13,27 +13,9 @@ from superres.config import DEFAULT_CASCADE, require
 from superres.system.folders import page_folder
 from superres.system.progress import say
 
-Exported = Annotated[str, Argument(metavar="NAME|DIR", help="Text checkpoint: a bundled one, or a "
-                                   "folder.")]
-Folder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the model.")]
 SiteFolder = Annotated[Path, Argument(metavar="DIR", help="New or empty folder for the page.")]
 
-export_app = typer.Typer(help="Convert a checkpoint for another engine, or for the browser.",
-                         rich_markup_mode=None)
-
-
-@export_app.command(cls=opt.HelpfulCommand)
-def ctranslate2(checkpoint: Exported, folder: Folder) -> None:
-    """Write a text checkpoint as a CTranslate2 model: the base network, without its prediction
-    heads.
-
-    In float32, CTranslate2 then gives the tokens of greedy decoding with the engine native (`peers`
-    extra).
-    """
-    from superres.pipeline.ctranslate2_export import export_ctranslate2
-
-    export_ctranslate2(checkpoint, folder)
-    say(f"written: {folder}")
+export_app = typer.Typer(help="Convert a checkpoint for the browser.", rich_markup_mode=None)
 
 
 @export_app.command(cls=opt.HelpfulCommand)

@@ -11,10 +11,10 @@ from typer import Argument
 from superres import __version__
 from superres.cli.options import DEFAULTS, AsJson
 from superres.errors import plain
+from superres.pictures.mark import SOFTWARE
+from superres.pictures.untrusted import read_origin
 from superres.pipeline.resolved_options import as_option
 from superres.system.terminal import echo, echo_json
-from superres.tasks.metadata import SOFTWARE
-from superres.tasks.untrusted import read_origin
 
 PictureFile = Annotated[Path | None, Argument(metavar="FILE", help="PNG, JPEG, WebP or TIFF "
                                               "picture to describe instead of the machine: whether "

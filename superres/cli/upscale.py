@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +11,10 @@ import typer
 from typer import Argument, Option
 
 from superres.batch.cluster import Cluster
-from superres.batch.inputs import LOCAL
-from superres.batch.parts import Plan
 from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
     LOCAL_ROWS,
-    METADATA,
     MOST_ROWS,
     ON_EXISTING,
     ROWS,
@@ -29,17 +24,17 @@ from superres.batch.run_options import (
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
+from superres.pictures.untrusted import READER
+from superres.pictures.write import ENCODERS
 from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
-from superres.system.output import check_folder
-from superres.system.places import check_url, host_of, is_url
+from superres.system.paths import HERE
+from superres.system.places import known_place, open_place
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
 from superres.tasks.crops import CROPS
 from superres.tasks.faces import SOURCES
-from superres.tasks.image_files import FORMATS
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.untrusted import READER
 
 # formats that pack pictures into shards
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])
@@ -60,7 +55,7 @@ Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Fol
                                       "results, DIR/<name of the input>.png, or its URL. [default: "
                                       "the current folder, as <name>-superres.png, "
                                       f"for up to {FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices([*FORMATS, *SHARDS]),
+Format = Annotated[str, Option("--format", metavar=opt.choices([*ENCODERS, *SHARDS]),
                                help="Format of the results; webdataset and parquet pack PNG "
                                "pictures into shards.")]
 Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part "
@@ -75,11 +70,6 @@ KeepTree = Annotated[bool, Option("--keep-tree", rich_help_panel=opt.FILES, help
                                   "inputs' sub-folders in the output folder.")]
 Alpha = Annotated[str, Option(metavar="keep|COLOUR", help="Keep transparency, or put COLOUR behind "
                               "it.")]
-Metadata = Annotated[str, Option(metavar=opt.choices(METADATA), help="Remove metadata, or keep "
-                                 "what describes the picture in EXIF, XMP and IPTC (not its "
-                                 "camera), and name the colour profile. Colours are converted to "
-                                 "sRGB, and every result is marked as made by a model, in both "
-                                 "cases.")]
 Images = Annotated[str, Option(metavar="N", rich_help_panel=opt.FILES, help="Images decoded "
                                "together, 1 or more; auto chooses a useful number that fits into "
                                "memory.")]
@@ -146,14 +136,16 @@ manifest_app = typer.Typer(help="Work with manifests of superres upscale.", rich
 
 def upscale(
     context: typer.Context, inputs: Inputs = [], output: Output = None,  # noqa: B006 -- typer wants a list
-    checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto", crop: Crop = DEFAULT_CROP,
-    size: Size = None, start: Start = None, samples: Samples = 1, keep: Keep = None, finish: Finish = FINISHES[0],
-    sheet: Sheet = False, format_name: Format = "png",
-    alpha: Alpha = "white", metadata: Metadata = "strip", device: opt.Device = "auto", listed: InputList = None,
-    recursive: Recursive = False,
-    keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip", manifest: Manifest = None,
-    batch_size: Images = "auto", shard: Shard = "0/1", ray: RayAddress = None, workers: Workers = None,
-    engine: opt.Engine = "auto", rows: Rows = None, verify: Verify = False, allow: Allow = [],  # noqa: B006 -- typer wants a list
+    checkpoint: opt.Checkpoint = DEFAULT_CASCADE, source: Source = "auto",
+    crop: Crop = DEFAULT_CROP, size: Size = None, start: Start = None, samples: Samples = 1,
+    keep: Keep = None, finish: Finish = FINISHES[0], sheet: Sheet = False,
+    format_name: Format = "png", alpha: Alpha = "white",
+    device: opt.Device = "auto", listed: InputList = None, recursive: Recursive = False,
+    keep_tree: KeepTree = False, suffix: Suffix = "", on_existing: OnExisting = "skip",
+    manifest: Manifest = None, batch_size: Images = "auto", shard: Shard = "0/1",
+    ray: RayAddress = None, workers: Workers = None, engine: opt.Engine = "auto",
+    rows: Rows = None, verify: Verify = False,
+    allow: Allow = [],  # noqa: B006 -- typer wants a list
 ) -> None:
     """Upscale images of faces: one PNG file per input, or <name>-face1.png and so on if it shows
     several faces.
@@ -165,41 +157,48 @@ def upscale(
     Exit code 0: all inputs succeeded; 1: some failed, and the others are done; 2: wrong usage,
     nothing was decoded.
     """
+    # The options, and what they may not be together.
     decode = opt.decode_config(context)
     if is_few := output is None and manifest is None:
         require_few(inputs, listed)
         suffix = suffix or "-superres"
         if not opt.is_given(context, "on_existing"):
             on_existing = "error"  # without a manifest, nothing says how an output was made
-    layout = format_name if format_name in SHARDS else "files"
+    is_shard = format_name in SHARDS
     options = BatchOptions(
-        output or "", layout, rows, parse_batch_size(batch_size), samples, keep, source, recursive,
-        on_existing, parse_shard(shard), manifest, "png" if format_name in SHARDS else format_name,
-        suffix, keep_tree, alpha, metadata, crop, sheet, verify, finish)
+        output or "", layout=format_name if is_shard else "files", rows=rows,
+        batch_size=parse_batch_size(batch_size), samples=samples, keep=keep, source=source,
+        recursive=recursive, on_existing=on_existing, shard=parse_shard(shard), manifest=manifest,
+        format="png" if is_shard else format_name, suffix=suffix, keep_tree=keep_tree, alpha=alpha,
+        crop=crop, sheet=sheet, verify=verify, finish=finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
 
     from superres.pipeline.resolved_options import check_samples
 
     check_samples(decode, samples, finish)
-    plan = Plan(options, inputs, listed, allowed_hosts([*inputs, output or "", listed or ""], allow,
-                                                       listed))
+    # What is wrong with the inputs is said before the checkpoint is loaded.
     if is_few:
+        from superres.batch.direct import list_few, upscale_few
+
+        entries = list_few(inputs, options)
         READER.start()  # which takes about as long as loading the checkpoint
+    else:
+        from superres.batch.parts import Plan
+        from superres.batch.run import upscale as upscale_all
+
+        plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     upscaler = upscaler if size is None else upscaler.at_size(size)
     upscaler = upscaler if start is None else upscaler.from_size(start)
     decode = combined(upscaler.default, opt.given_options(context, decode),
                       upscaler.model_config.prediction_heads, stages=upscaler.stages)
+    # The work, and its summary.
     if is_few:
-        from superres.batch.few import upscale_few
-
         will_keep("finished results are kept, and the same command with --on-existing skip makes "
                   "the others")
-        counts = upscale_few(plan, upscaler, decode)
+        counts = upscale_few(entries, options, upscaler, decode)
     else:
-        from superres.batch.run import upscale as upscale_all
-
         again = "--on-existing redo" if on_existing == "overwrite" else "the same command"
         will_keep(f"finished results are kept, and {again} continues")
         cluster = None if ray is None else Cluster(ray, workers, checkpoint, device, engine)
@@ -220,27 +219,24 @@ def check_place(context: typer.Context, output: str | None, options: BatchOption
             opt.refuse_ineffective(context, "without --output, where each of a few results is "
                                    "written by itself; leave it out, or give --output", "rows",
                                    "shard", "ray", "verify")
-    elif is_url(output):
-        check_url(output, writing=True)
     else:
-        check_folder(Path(output))
+        open_place(output, writing=True).check_folder()
     if options.in_parts:
         opt.refuse_ineffective(context, "in a store or with shards, since each part has its "
                                "manifest beside it; leave it out", "manifest")
 
 
-def allowed_hosts(places: Sequence[str], allow: Sequence[str],
-                  listed: str | None) -> frozenset[tuple[str, str]]:
+def allowed_hosts(inputs: Sequence[str], output: str | None, listed: str | None,
+                  allow: Sequence[str]) -> frozenset[tuple[str, str]]:
     """Return the schemes and hosts that the command line names; a list from elsewhere must not name
     local paths."""
-    for place in [*places, *allow]:
-        if is_url(place):
-            check_url(place)
-    for place in allow:
-        require(is_url(place), f"--allow must be a URL such as s3://faces, not {place!r}")
-    hosts = {host_of(place) for place in [*places, *allow] if is_url(place)}
-    is_local = not is_url(listed or "") or any(not is_url(place) for place in places[:-2])
-    return frozenset(hosts | ({LOCAL} if is_local else set()))
+    hosts = {open_place(text).host for text in inputs}
+    origin = open_place(listed or "").host
+    for text in allow:
+        require(open_place(text).host != HERE,
+                f"--allow must be a URL such as s3://faces, not {text!r}")
+    return frozenset({*hosts, origin, *(open_place(text).host for text in [*allow, output or ""]
+                                        if open_place(text).host != HERE)})
 
 
 def check_given(context: typer.Context, inputs: Sequence[str], listed: str | None,
@@ -258,9 +254,6 @@ def check_given(context: typer.Context, inputs: Sequence[str], listed: str | Non
     if context.params["sheet"] and context.params["alpha"] == KEEP_ALPHA:
         opt.refuse_ineffective(context, "with --sheet, which shows opaque pictures; leave it out",
                                "alpha")
-    if context.params["format_name"] == "npz" and context.params["metadata"] == "keep":
-        opt.refuse_ineffective(context, "with --format npz, which holds none; leave it out, or "
-                               "give --format png", "metadata")
 
 
 def require_few(inputs: Sequence[str], listed: str | None) -> None:
@@ -269,13 +262,11 @@ def require_few(inputs: Sequence[str], listed: str | None) -> None:
 
     A file that is missing among others is left to the run, which names it and continues.
     """
-    missing = [name for name in inputs if not (is_url(name) or glob.has_magic(name)
-                                               or os.path.exists(name))]
+    found = {name: known_place(name).is_file() for name in inputs}
+    missing = [name for name, is_file in found.items() if is_file is None]
     require(not missing or len(missing) < len(inputs), f"{', '.join(missing[:3])}: no such file; "
             "check the name")
-    require(listed is None and len(inputs) <= FEW and all(
-        not name.endswith("/") if is_url(name) else name in missing or Path(name).is_file()
-        for name in inputs),
+    require(listed is None and len(inputs) <= FEW and False not in found.values(),
             f"folders, patterns, lists and more than {FEW} files need a folder for their results; "
             "give --output DIR")
 

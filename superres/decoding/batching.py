@@ -283,8 +283,9 @@ class Stream(Generic[ItemT]):
             keys = torch.cat([part[-1] for part in parts])
         return session, keys
 
-    def _placed(self, numbers: Sequence[int], since: int) -> Iterator[tuple[Tensor, Session, Tensor,
-                                                                            Tensor]]:
+    def _placed(
+        self, numbers: Sequence[int], since: int,
+    ) -> Iterator[tuple[Tensor, Session, Tensor, Tensor]]:
         """Give the rows `numbers` to waiting sequences, which begin with iteration `since`.
 
         Yields, for successive sequences whose sources are in the same session: their rows, that
@@ -333,7 +334,7 @@ class Stream(Generic[ItemT]):
         if not rows:
             return []
         with self.torch_threads:
-            tokens = loop.decoder.results(self._index(numbers))[0].cpu()
+            tokens = loop.plain.results(self._index(numbers))[0].cpu()
             traces = loop.recorder.rows(numbers, [row.since for row in rows])
         return [Result(row.item, one, trace, row.seconds) for row, one,
                 trace in zip(rows, tokens, traces, strict=True)]
@@ -349,8 +350,8 @@ class Stream(Generic[ItemT]):
                 loop.replace(rows, session, chosen, keys)
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        can_shrink = self.model.end_token is None or (loop.runs_whole and len(self._rows)
-                                                      >= SHRUNK_TEXT)
+        can_shrink = (self.model.end_token is None
+                      or (loop.runs_whole and len(self._rows) >= SHRUNK_TEXT))
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
             kept = self._index(busy)
             with self.torch_threads:

@@ -166,6 +166,12 @@ class PlainDecoder:
         return accepted
 
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
+        """Begin the sequences in rows `chosen` int64 [R] of `fresh` in `rows` [R], each of which
+        occurs once.
+
+        `fresh` is an empty session made for the same width, and `keys` [R] are those of the
+        sampling noise.
+        """
         self.session.copy_rows(rows, fresh, chosen, cache=False)
         self.keys.index_copy_(0, rows, keys)
         self.samplers.rekey(self.keys)
@@ -188,10 +194,14 @@ class PlainDecoder:
             self.sampler.inherit(before, rows)
 
     def complete(self) -> Tensor:
+        """Return whether each row is complete, bool [B]; raises ScoresError if scores are not
+        finite."""
         self.nan_check.check()
         return self.state.position >= self.state.limit
 
     def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens int64 [R, T] of `rows` [R] so far, then 0, and the numbers of tokens
+        [R]."""
         length = self.state.position[rows].clamp_(min=0)
         tokens = self.state.tokens[rows, : self.state.length]
         inside = torch.arange(self.state.length, device=rows.device) < length.unsqueeze(1)
@@ -210,23 +220,6 @@ class PlainDecoder:
         Raises ConfigError if the decoder does not support a width.
         """
         return algorithm.model.session(source, algorithm.width or block_size, padding)
-
-
-class PlainRows:
-    """The base of decoders that run the iterations of a `PlainDecoder`, and leave its rows to
-    it."""
-
-    def __init__(self, plain: PlainDecoder) -> None:
-        self.plain = plain
-
-    def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        self.plain.replace(rows, fresh, chosen, keys)
-
-    def complete(self) -> Tensor:
-        return self.plain.complete()
-
-    def results(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.plain.results(rows)
 
 
 def at_column(scores: Tensor, index: Tensor) -> Tensor:

@@ -140,8 +140,8 @@ class ConfidentBlockSize:
         if rule is None:
             raise ValueError(f"the criterion {options.accept} has no reach")
         self.confidence, self.costs, self.reach = confidence, list(costs), reach(rule)
-        self.minimum, self.largest_token, self.end_token = (options.min_block, vocabulary - 1,
-                                                            end_token)
+        self.minimum, self.largest_token = options.min_block, vocabulary - 1
+        self.end_token = end_token
         size, tokens = fastest_size(self.costs, passing=usual(confidence, options))
         # tokens and seconds of the first iteration's rate
         self.first = tokens, self.costs[size - 1]

@@ -81,7 +81,7 @@ class BlockwiseLoop:
         self.resizable, self.plain.block_size = True, block_size
 
     def replace(self, rows: Tensor, fresh: Session, chosen: Tensor, keys: Tensor) -> None:
-        self.decoder.replace(rows, fresh, chosen, keys)
+        self.plain.replace(rows, fresh, chosen, keys)
         self.complete = False
 
     def shrink(self, rows: Tensor, session: Session) -> None:
@@ -91,6 +91,6 @@ class BlockwiseLoop:
     def done(self) -> bool:
         """Return whether every row is complete (reads from the device); raises ScoresError if
         scores are not finite."""
-        self.ended = self.decoder.complete().tolist()
+        self.ended = self.plain.complete().tolist()
         self.complete = all(self.ended)
         return self.complete

@@ -93,8 +93,8 @@ class Noise:
         """Use `seed` in [0, 2**63) and one key per sequence, int64 [B], for example a hash of the
         image."""
         self.seeds = round_keys(words(keys.new_full((1, 1, 1), seed)))  # [10, 2, 1, 1, 1]
-        self.vocabulary, self.blocks = vocabulary, torch.arange(-(-vocabulary // GROUP) * LANES,
-                                                                device=keys.device)
+        self.vocabulary = vocabulary
+        self.blocks = torch.arange(-(-vocabulary // GROUP) * LANES, device=keys.device)
         self.rekey(keys)
 
     def rekey(self, keys: Tensor) -> None:

@@ -14,8 +14,9 @@ repeat:
 ...     accept=lambda proposals, verified: leading(map(str.__eq__, proposals, verified)),
 ...     choose=lambda scores, tokens, accepted: scores)
 >>> for step in steps:
-...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", step.verified[step.accepted
-- 1]) b b b | a n a | 1 | a
+...     following = step.verified[step.accepted - 1]
+...     print(*step.block, "|", *step.verified, "|", step.accepted, "|", following)
+b b b | a n a | 1 | a
 a b a | n a n | 1 | n
 n a n | a n a | 3 | a
 a n a | . . . | 1 | .
@@ -57,17 +58,17 @@ def blockwise(
     steps: list[Step] = []
     first = choose(p1(tokens), tokens, 0)  # the call before the first iteration
     while len(tokens) < length and tokens[-1:] != [end_token]:
-        # k proposals, from the states of the previous call
+        # Propose a block: p1's own choice, and k - 1 guesses from the states of the previous call.
         block = [first, *propose(tokens, first)]
-        # the scores of a single model call
+        # Verify it: the scores after each proposal, which a single model call can compute.
         verified = [p1(tokens + block[: i + 1]) for i in range(len(block))]
-        # the longest prefix that passes
+        # Accept the longest prefix that passes; the first token needs no verification.
         accepted = min(1 + accept(block[1:], verified), length - len(tokens))
         if end_token in block[:accepted]:
             accepted = block.index(end_token) + 1
+        # Commit it. p1 has already scored what follows: the first token of the next block.
         steps.append(Step(block, verified, accepted))
         tokens = tokens + block[:accepted]
-        # p1's choice: it needs no verification
         first = choose(verified[accepted - 1], tokens, accepted)
     return steps
 
@@ -106,7 +107,7 @@ def decode(
     criterion, sampler, committed = CRITERIA[options.accept](options), GREEDY, 0
 
     def scores(tokens: list[int], head: int = 0) -> Tensor:
-        target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)
+        target = torch.zeros(1, model.length, dtype=torch.int64, device=source.device)  # [1, T]
         target[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)[: model.length]
         position = torch.tensor([min(len(tokens) - head, model.length - 1)], device=source.device)
         return model.uncached_scores(source, target, position)[:, head : head + 1]

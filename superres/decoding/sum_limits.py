@@ -52,8 +52,8 @@ class Limits:
     def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
         """Copy the arrays of a task's limits to `device`."""
         group, earlier, low, high = (
-            torch.from_numpy(getattr(task, name)).to(device) for name in ("group", "earlier", "low",
-                                                                          "high"))
+            torch.from_numpy(getattr(task, name)).to(device)
+            for name in ("group", "earlier", "low", "high"))
         group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
         coarse = None if task.coarse is None else torch.from_numpy(task.coarse).to(device)
         return cls(group, earlier, low, high, torch.arange(len(low), device=device), coarse)
@@ -89,8 +89,8 @@ class Limits:
         if self.coarse is None:
             return low, high
         size, cells = self.earlier.shape[1] + 1, source.shape[1] // (int(self.coarse.max()) + 1)
-        totals = source.new_zeros(len(source), source.shape[1] // cells).index_add_(1, self.coarse,
-                                                                                    source)
+        totals = source.new_zeros(len(source), source.shape[1] // cells)
+        totals.index_add_(1, self.coarse, source)
         # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is
         # size * v.
         least = (totals + cells // 2) // cells * cells * size - cells * size // 2 - size * totals
@@ -119,8 +119,8 @@ class LimitedProposals(Sampler):
         `bounds` are the limits given the tokens up to the block's first, float32 [B, 2, N]. `same`
         says whether two offsets belong to the same group, as float32 [B, N, N].
         """
-        self.sampler, self.limits, self.bounds, self.same, self.chosen = (sampler, limits, bounds,
-                                                                          same, 0)
+        self.sampler, self.limits, self.bounds, self.same = sampler, limits, bounds, same
+        self.chosen = 0
 
     def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
         tokens = []
@@ -223,8 +223,8 @@ class LimitedTreeSession(LimitedSession):
     def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
         super().__init__(session, limits, bounds)
         self.tree = session.tree
-        self.ancestors, self.columns = (part.to(bounds.device) for part in (self.tree.ancestors,
-                                                                            self.tree.depth))
+        self.ancestors = self.tree.ancestors.to(bounds.device)
+        self.columns = self.tree.depth.to(bounds.device)
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         output = self.session.step(tokens, position)
@@ -261,8 +261,9 @@ class LimitedModel(WrappedModel):
         self.limits = limits
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
-        return source if isinstance(source, tuple) else (self.model.encode(source, padding),
-                                                         self.limits.bounds(source))
+        if isinstance(source, tuple):
+            return source
+        return self.model.encode(source, padding), self.limits.bounds(source)
 
     def session(self, source: Sources, width: int, padding: Tensor | None = None,
                 copies: int = 1) -> LimitedSession:

@@ -154,15 +154,14 @@ class TraceRecorder:
             index = torch.tensor(chosen, dtype=torch.int64, device=same[0].device)
             same = [steps.index_select(1, index) for steps in same]
         # `pad` also cuts off columns, if the amount is negative.
-        same = [steps if steps.shape[2] == 2 + widest else F.pad(steps,
-                                                                 (0, 2 + widest - steps.shape[2]))
-                for steps in same]
+        same = [steps if steps.shape[2] == 2 + widest
+                else F.pad(steps, (0, 2 + widest - steps.shape[2])) for steps in same]
         read = torch.cat(same).transpose(0, 1).contiguous().cpu().numpy()  # [B, n, 2 + W]
         began = np.array(since or [0] * len(read))
         # At position -1, the first model call of a sequence reads its start; that is no decoding
         # iteration. [B, n]
-        active = (read[..., 1] > 0) & (read[..., 0] >= 0) & (np.arange(first, len(self))
-                                                             >= began[:, None])
+        active = ((read[..., 1] > 0) & (read[..., 0] >= 0)
+                  & (np.arange(first, len(self)) >= began[:, None]))
         found = read[active]  # of all rows, one row after another
         positions, accepted = found[:, 0].tolist(), found[:, 1].tolist()
         proposed = found[:, 2:]

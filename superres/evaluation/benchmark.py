@@ -1,5 +1,4 @@
-"""Measure the speed of decoding on this machine, and compare it with the limits of the machine, in
-one process.
+"""Measure the speed of decoding on this machine, in one process.
 
 The variants of decoding alternate, batch by batch, so that other load slows all variants alike.
 Every time is the median of several rounds after a warm-up, in seconds. Speed-ups are relative to
@@ -22,8 +21,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
 from superres.decoding.loop import BlockwiseLoop
-from superres.evaluation.beside import beside, beside_markdown, limits, limits_markdown, main_ways
-from superres.evaluation.workload import Report, Run, Workload, block_sizes, step_work
+from superres.evaluation.workload import Report, Run, Workload, block_sizes
 from superres.system.machine import Timer, machine, peak_bytes
 from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.system.progress import say
@@ -89,7 +87,9 @@ def decode_costs(work: Workload, batch: int, repeats: int, end: float = math.inf
     was not decoded has no row.
     """
     runs: dict[str, list[Run]] = {variant: [] for variant in work.variants}
-    first = main_ways(list(work.variants)).values()
+    # Of the variants with a block size, the last of each criterion has the largest one.
+    largest = {name.split(",")[0]: name for name in work.variants if ", k = " in name}
+    first = {"greedy", *largest.values()}
     for number in range(repeats + 1):
         if number and time.monotonic() > end:
             break
@@ -125,9 +125,8 @@ def run_benchmark(
     times. Within about `seconds`, as much is measured as fits: the batches have equal shares of two
     thirds of the time.
 
-    `memory` is the peak memory of decoding in bytes, beyond the loaded model, by batch size.
-    `beside` compares with other ways of decoding, and `limits` has those of a GPU; for a CPU, `make
-    native-bench` measures them.
+    `memory` is the peak memory of decoding in bytes, beyond the loaded model, by batch size. `make
+    native-bench` measures the limits of a CPU.
 
     Raises:
         ConfigError: a number is not positive.
@@ -146,9 +145,6 @@ def run_benchmark(
     for number, batch in enumerate(batches):
         now = time.monotonic()
         ways += decode_costs(work, batch, repeats, now + (last - now) / (len(batches) - number))
-    report |= {"beside": beside(work, ways, batches)}
-    if device.type == "cuda":
-        report["limits"] = limits(work, step_work(work.pipeline, work.position), ways, memory)
     widths = block_sizes(work.pipeline.model_config.prediction_heads)
     return {**report, "steps": step_costs(work, batches, widths, timer, end), "ways": ways}
 
@@ -203,10 +199,6 @@ def benchmark_markdown(report: Report) -> str:
         f"{run_text(report)} Medians of {report['repeats']} rounds.",
         "## Decoding",
         markdown_table(["batch", "variant", *(name for name, _ in columns.values())], decoded),
-        "## Beside other ways of decoding",
-        beside_markdown(unit, report["beside"]),
-        *(["## Limits of this GPU", limits_markdown(report["limits"])] if "limits" in report
-          else []),
         "## Duration of a step, in milliseconds",
         markdown_table(["batch", "W", *(STEP_COLUMNS[name] for name in names)], steps),
         f"Peak memory beyond the loaded model by batch: {memory}.",

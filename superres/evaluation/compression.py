@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from superres.pictures.read import Pixels
 from superres.tasks.face_data import FacePairs
-from superres.tasks.pictures import Pixels
 
 Bytes = npt.NDArray[np.float64]
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from superres.evaluation.intervals import Estimate
 from superres.evaluation.perceptual import Scores
+from superres.pictures.read import Pixels
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Pixels
 
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from superres.pictures.read import Pixels, read_image
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Pixels, read_image
 
 SENTENCES = (
     "A man in a blue shirt is standing on a ladder and cleaning a window.",

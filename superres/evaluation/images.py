@@ -30,12 +30,12 @@ from superres.evaluation.picture_scores import (
     compared_scores,
 )
 from superres.evaluation.recognition import Recogniser, recognition_scores
+from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import ENLARGEMENTS, image_key
-from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaled import Upscaled

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from superres.pictures.read import Pixels
 from superres.system.progress import say
-from superres.tasks.pictures import Pixels
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 Weights: TypeAlias = dict[str, torch.Tensor]

@@ -10,9 +10,9 @@ import numpy as np
 from superres.evaluation.detail import detail_scores
 from superres.evaluation.intervals import Entries, Estimate
 from superres.evaluation.perceptual import LEAST_SIDE, Scores, st_lpips
+from superres.pictures.read import Pixels
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce
-from superres.tasks.pictures import Pixels
 
 BASELINE, GREEDY = "lanczos", "greedy"
 REFERENCES = (BASELINE, GREEDY)

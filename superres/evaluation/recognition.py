@@ -15,9 +15,9 @@ import numpy as np
 from superres.errors import ConfigError, InvalidInputError
 from superres.evaluation.intervals import Entries, with_interval
 from superres.evaluation.perceptual import Scores
+from superres.pictures.read import Pixels
 from superres.system.progress import track
 from superres.tasks.faces import enlarge
-from superres.tasks.pictures import Pixels
 
 THRESHOLD = 0.6
 """Largest distance of two descriptors of the same person, as dlib recommends for its recogniser."""

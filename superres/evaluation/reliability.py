@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from superres.config import COVERAGE, LARGEST_ERROR, Reliability, require
+from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaler
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import Pixels
 
 BATCH = 16
 """Faces decoded together."""

@@ -20,10 +20,10 @@ from superres.evaluation.picture_scores import (
     psnr,
     ssim,
 )
+from superres.pictures.read import Pixels
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import Pixels
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaled import Upscaled

@@ -30,6 +30,9 @@ import numpy as np
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
+from superres.pictures.files import IMAGE_SUFFIXES
+from superres.pictures.read import Pixels
+from superres.pictures.untrusted import read_untrusted
 from superres.pipeline.resolved_options import KEEPS, SETTINGS, resolve_options
 from superres.survey.pairs import (
     RIGHT,
@@ -50,9 +53,6 @@ from superres.system.terminal import printable
 from superres.tasks.face_data import is_celeba, read_faces
 from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels
-from superres.tasks.untrusted import read_untrusted
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler

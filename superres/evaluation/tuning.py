@@ -253,8 +253,8 @@ def tuned_folder(folder: Path, target: Path) -> Path:
             prepare_folder(stage.folder, "--save DIR, or give --no-save")
         return target
     prepare_folder(target, "--save DIR, or give --no-save")
-    for one, copied in ((folder, target), *((stage.folder, target / stage.folder.name) for stage in stages)):
-        shutil.copytree(one, copied, dirs_exist_ok=True)
+    for one in (folder, *(stage.folder for stage in stages)):
+        shutil.copytree(one, target if one == folder else target / one.name, dirs_exist_ok=True)
     return target
 
 

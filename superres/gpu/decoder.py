@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.decoding.blockwise import PlainDecoder, PlainRows
+from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
@@ -71,12 +71,12 @@ def tuned(tuning: Tuning) -> dict[str, Any]:
             "STAGES": tuning.stages, "SHORT_STAGES": tuning.short_stages}
 
 
-class TritonDecoder(PlainRows):
+class TritonDecoder:
     """The iterations of a `PlainDecoder` in one launch per `advance`: a
     `superres.interfaces.Decoder`."""
 
     def __init__(self, plain: PlainDecoder) -> None:
-        super().__init__(plain)
+        self.plain = plain
         session = unwrapped(plain.session)[0]
         if not isinstance(session, TritonSession):
             raise ValueError("these rows are not of a session of the kernel")

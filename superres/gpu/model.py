@@ -208,6 +208,6 @@ class TritonModel(StepModel):
 def settings_text(options: DecodeConfig) -> str:
     """Return the settings of `options` that the kernel may lack as a line of text."""
     default = DecodeConfig()
-    return ", ".join(f"{name} {getattr(options, name)}" for name in ("proposer", "accept",
-                                                                     "sampling", "block_size")
+    return ", ".join(f"{name} {getattr(options, name)}"
+                     for name in ("proposer", "accept", "sampling", "block_size")
                      if getattr(options, name) != getattr(default, name)) or "these settings"

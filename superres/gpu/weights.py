@@ -108,8 +108,8 @@ class Packer:
         self.wide, self.cell = power(self.neighbours), power(1 + self.near.divisors.shape[1])
         self.extra = count - self.neighbours
         self.part = min(part, power(config.filter_size), power(config.head_filter_size))
-        self.filter, self.units = (size + -size % self.part for size in (config.filter_size,
-                                                                         config.head_filter_size))
+        self.filter, self.units = (size + -size % self.part
+                                   for size in (config.filter_size, config.head_filter_size))
 
     def matrix(self, weight: Tensor, rows: int, columns: int) -> Tensor:
         """Return a matrix [in, out] of the layer's weight [out, in]."""

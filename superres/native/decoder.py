@@ -8,7 +8,7 @@ from ctypes import byref, pointer
 import torch
 from torch import Tensor
 
-from superres.decoding.blockwise import PlainDecoder, PlainRows
+from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
 from superres.decoding.sum_limits import unwrapped
@@ -53,7 +53,7 @@ def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
     return NativeDecoder(plain)
 
 
-class NativeDecoder(PlainRows):
+class NativeDecoder:
     """The iterations of a `PlainDecoder` in native.cpp: a `superres.interfaces.Decoder`.
 
     `largest` is the most tokens of a block. `q_total` [B, W] belongs to speculative sampling: sums
@@ -64,8 +64,7 @@ class NativeDecoder(PlainRows):
     def __init__(self, plain: PlainDecoder) -> None:
         """Take over the rows of `plain`; raises ValueError if their tensors are too small for the
         session's steps."""
-        super().__init__(plain)
-        state = plain.state
+        self.plain, state = plain, plain.state
         self.proposals = plain.state.proposals.shape[1] if plain.samplers.speculative else 0
         # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start
         # threads to write them, and these compete with the session's own.

@@ -87,8 +87,8 @@ def local_attention(
     # [B, H, blocks, L, size], where L is `block_length`; keys and values then hold the previous
     # block and the own one.
     query, key, value = (x.view(*x.shape[:2], blocks, -1, x.shape[3]) for x in (query, key, value))
-    key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3) for x in (key,
-                                                                                           value))
+    key, value = (torch.cat([F.pad(x[:, :, :-1], (0, 0, 0, 0, 1, 0)), x], dim=3)
+                  for x in (key, value))
     position = torch.arange(blocks * block_length, device=query.device).view(blocks, block_length)
     # [blocks, 2 * L]
     key_position = position[:, :1] + torch.arange(-block_length, block_length, device=query.device)

@@ -18,8 +18,9 @@ def slot_count(config: ModelConfig, width: int) -> int:
     """
     width = -(-(width - 1) // config.key_distance) + 1  # keys of a step
     full = -(-config.target_length // config.key_distance) + width
-    return full if config.attention == "causal" else min(full, 2 * config.attention_block_length
-                                                         + width - 1)
+    if config.attention == "causal":
+        return full
+    return min(full, 2 * config.attention_block_length + width - 1)
 
 
 class KeyValueCache:
@@ -73,8 +74,9 @@ class KeyValueCache:
     def written(self, position: Tensor) -> Tensor:
         """Return the slots to which keys of decoder positions `position` are written."""
         place = position // self.key_distance % self.slots
-        return place if self.key_distance == 1 else torch.where(position % self.key_distance == 0,
-                                                                place, self.slots)
+        if self.key_distance == 1:
+            return place
+        return torch.where(position % self.key_distance == 0, place, self.slots)
 
     def write(self, layer: int, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Store a step's keys and values [B, H, W, D / H] at `index`; return views of the layer's

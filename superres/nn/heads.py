@@ -54,8 +54,8 @@ class PredictionHeads(nn.Module):
         self.adapt: nn.Linear | None = None
         if config.head_layer == "sequential":
             self.adapt = zeroed(nn.Linear(width, features + earlier))
-            visible = torch.arange(earlier) < torch.arange(self.first,
-                                                           self.count + self.first).unsqueeze(1)
+            visible = torch.arange(earlier) < torch.arange(
+                self.first, self.count + self.first).unsqueeze(1)
             self.register_buffer("visible", visible, persistent=False)
         nn.init.normal_(self.contract, std=0.5 * self.contract.shape[-2] ** -0.5)
 
@@ -74,8 +74,8 @@ class PredictionHeads(nn.Module):
         keep their own weights.
         """
         for weight, given in zip(self.parameters(), other.parameters(), strict=True):
-            shared = tuple(slice(min(sizes)) for sizes in zip(weight.shape, given.shape,
-                                                              strict=True))
+            shared = tuple(slice(min(sizes))
+                           for sizes in zip(weight.shape, given.shape, strict=True))
             weight[shared] = given[shared]
         if other.count >= self.count:
             return
@@ -109,8 +109,8 @@ class PredictionHeads(nn.Module):
             inner = F.relu(F.linear(hidden, self.expand.weight[rows], self.expand.bias[rows]))
             grouped = inner.view(-1, count, size).transpose(0, 1)  # [count, N, filter]
             states = torch.baddbmm(
-                self.bias[first:end].unsqueeze(1), grouped, self.contract[first:end]).transpose(0,
-                                                                                                1)
+                self.bias[first:end].unsqueeze(1), grouped,
+                self.contract[first:end]).transpose(0, 1)
         states = hidden.unsqueeze(1) + states
         result: Tensor = self.norm(states if vectors is None else states + vectors)
         return result

@@ -101,8 +101,8 @@ class AlignedConditioning(nn.Module):
             first, second = block.children()
             x = x + second(F.relu(first(x)))
         # [B, T, D]
-        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(batch,
-                                                                      self.config.target_length, -1)
+        vectors = self.vectors(F.relu(x)).permute(0, 2, 3, 1).reshape(
+            batch, self.config.target_length, -1)
         # [B, channels, rows, columns]
         estimate = large + self.refinement(x).float() * RESIDUAL_SCALE
         return vectors, to_raster(estimate)
@@ -261,8 +261,8 @@ def extrapolate(weights: Tensor, neighbours: Tensor, position: Tensor) -> Tensor
     """
     # Indexing has a slow gradient on a GPU, which adds up the many targets of a channel one after
     # the other.
-    chosen = F.embedding(position % len(weights), weights.flatten(1)).view(*position.shape,
-                                                                           *weights.shape[1:])
+    chosen = F.embedding(position % len(weights), weights.flatten(1)).view(
+        *position.shape, *weights.shape[1:])
     chosen = chosen[..., : neighbours.shape[-1]].to(neighbours.dtype)  # [..., M]
     if weights.dim() == 3:
         return (chosen @ neighbours.unsqueeze(-1)).squeeze(-1)

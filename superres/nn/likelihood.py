@@ -64,8 +64,8 @@ def _measured(
             return tuple(value.cpu() for value in measure(scores.log_softmax(-1), part))
 
     if device.type != "cpu":
-        parts = [score(slice(first, first + batch_size)) for first in range(0, len(source),
-                                                                            batch_size)]
+        parts = [score(slice(first, first + batch_size))
+                 for first in range(0, len(source), batch_size)]
     else:
         count = min(TorchThreads.limit(), usable_cores())
         with TorchThreads(1), ThreadPoolExecutor(count) as threads:

@@ -106,8 +106,8 @@ class EncoderDecoder(nn.Module):
         self.gradient_checkpointing = False
         width, tied = config.width, config.tied_embeddings
         source_channels = config.source_shape[-1] if len(config.source_shape) == 3 else 1
-        self.source_embedding = None if tied else TokenEmbedding(config.vocabulary, source_channels,
-                                                                 width)
+        self.source_embedding = (
+            None if tied else TokenEmbedding(config.vocabulary, source_channels, width))
         self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
         self.register_buffer("source_signal", position_signal(config.source_shape, width),
                              persistent=False)
@@ -302,8 +302,8 @@ class EncoderDecoder(nn.Module):
             near = take(decoded.neighbours, position)
             deviation, weights = heads.linear_part(states, near, position, head)
             if weights is not None:
-                place = position.unsqueeze(-1) + torch.arange(weights.shape[-1],
-                                                              device=position.device)
+                place = position.unsqueeze(-1) + torch.arange(
+                    weights.shape[-1], device=position.device)
                 place = place.clamp(max=self.config.target_length)
                 # [B, P, K - 1]
                 earlier = decoded.deviation.gather(1, place.flatten(1)).view(place.shape)

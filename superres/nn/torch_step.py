@@ -81,8 +81,8 @@ class StepSession(ProposingSession):
         place = position.unsqueeze(1) + self.columns  # [B, W]
         inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
         # [B, W, D]
-        x = self.model.target_embedding.read(tokens, place) + self.look_up(self.position_table,
-                                                                           inside)
+        x = (self.model.target_embedding.read(tokens, place)
+             + self.look_up(self.position_table, inside))
         neighbours = None
         if self.neighbourhood is not None:
             neighbours = self._features(self.neighbourhood, tokens, place, inside)  # [B, W, N]

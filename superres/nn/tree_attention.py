@@ -64,8 +64,8 @@ class TreeCache(KeyValueCache):
         store = self.store[layer]
         store[0, :, :, self.slots :], store[1, :, :, self.slots :] = key, value
         recent = store.view(-1, self.size).index_select(0, index)
-        return store[..., : self.slots, :], recent.view(*store.shape[:3], *self.ancestors.shape,
-                                                        self.size)
+        paths = recent.view(*store.shape[:3], *self.ancestors.shape, self.size)
+        return store[..., : self.slots, :], paths
 
     def commit(self, columns: Tensor, position: Tensor) -> None:
         """Move columns [B, P] into the ring, to decoder positions `position` [B, P]."""

@@ -1,11 +1,11 @@
 """The weights of an upscaler as the engine in a browser reads them: one file for all stages.
 
-A stage is an image (see `superres.native.memory_image`) of a native session of one row and its decoder,
-before the first step. `superres/native/browser/superres.js` reads the file and decodes.
+A stage is an image (see `superres.native.memory_image`) of a native session of one row and its
+decoder, before the first step. `superres/native/browser/superres.js` reads the file and decodes.
 Uncompressed, it has the length of a JSON header (four bytes), the header, and the body: per stage
 the data of the image, and then numbers, float32, from which the browser computes what takes more
 bytes: the position signals, and the transformed weights of convolutions. The body is in four
-    planes, the first bytes of each four, then the second ones and so on, which compresses better.
+planes, the first bytes of each four, then the second ones and so on, which compresses better.
 """
 
 from __future__ import annotations

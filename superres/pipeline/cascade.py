@@ -14,8 +14,8 @@ import torch
 from superres.decoding.batching import Feed, Result, Stream
 from superres.decoding.noise import part_keys
 from superres.decoding.trace import RowTrace
+from superres.pictures.read import Pixels
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import Pixels
 
 
 class PictureStream(Protocol):

@@ -40,8 +40,7 @@ from superres.decoding.proposers.proposer import Proposer
 from superres.errors import ConfigError, OutputError
 from superres.gpu.weights import refusal
 from superres.native.build import NativeUnavailable
-from superres.native.model import BY_PRECISION as COMPILED
-from superres.native.model import NativeModel
+from superres.native.model import BY_PRECISION, NativeModel
 from superres.native.variants import NEIGHBOURS
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
@@ -257,8 +256,8 @@ def record_for(table: CostTable, engine: str, variant: str) -> CostRecord | None
     the other compiled engine. Steps of torch and of a GPU are not similar to them: a wide step of
     these hardly takes more time.
     """
-    compiled = ([name for name in COMPILED.values() if name != engine]
-                if engine in COMPILED.values() else [])
+    compiled = ([name for name in BY_PRECISION.values() if name != engine]
+                if engine in BY_PRECISION.values() else [])
     for name in (engine, *compiled):
         for kind in (variant, *NEIGHBOURS.get(variant, ())):
             if (record := table.get(name, {}).get(kind)) is not None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from superres.pictures.read import Picture
+from superres.pictures.write import encode_png
 from superres.system.output import counted
-from superres.tasks.image_files import encode_png
-from superres.tasks.pictures import Picture
 
 ENLARGED = 96  # smallest side of a picture in a notebook, in pixels of the page
 MOST_SHOWN = 64  # largest number of pictures or texts that are shown

@@ -27,13 +27,13 @@ import torch
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import Feed, Result, feed_of
+from superres.pictures.read import Pixels
 from superres.pipeline.cascade import Drawing, FinishedResult, PictureStream
 from superres.pipeline.gathering import GatheringStream
 from superres.pipeline.upscaled import Upscaled
 from superres.tasks.consistency import Int64, projected
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import PhotoSources
-from superres.tasks.pictures import Pixels
 
 DRAWN = {"mean": 2, "sharp": 3}
 """Number of pictures that are averaged, for each way of finishing."""

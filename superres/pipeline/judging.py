@@ -18,10 +18,10 @@ from superres.decoding.batching import Feed, Result
 from superres.errors import InvalidInputError
 from superres.nn.likelihood import bits_and_variance, bits_per_dim
 from superres.nn.model import EncoderDecoder
+from superres.pictures.read import Pixels
 from superres.pipeline.cascade import Drawing, PictureStream
 from superres.pipeline.gathering import GatheringStream
 from superres.tasks.faces import FaceTask, encode, image_key
-from superres.tasks.pictures import Pixels
 
 
 class Stages(Protocol):

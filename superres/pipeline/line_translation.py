@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from superres.config import BeamConfig, DecodeConfig, require
-from superres.errors import OutputError, SuperresError
-from superres.system.output import prepare_folder, scratch_file
-from superres.system.places import check_url, fetched, is_url, move_to, public
+from superres.errors import OutputError
+from superres.system.paths import Place
+from superres.system.places import known_place, open_place, public
 from superres.system.progress import Progress, say
 from superres.system.signals import will_keep
 from superres.system.terminal import read_standard_input, write_output
@@ -42,11 +39,9 @@ def input_lines(texts: Sequence[str], place: str | None) -> list[str]:
         return [line for text in texts for line in text.split("\n")]
     if place is None or place == "-":
         return decode_lines(read_standard_input(), "standard input")
-    if is_url(place):
-        check_url(place)
-    with fetched(place) as file:
-        return decode_lines(Path(file).read_bytes(),
-                            public(place)) if is_url(place) else read_lines(file)
+    source = open_place(place)
+    with source.fetched() as file:
+        return read_lines(file, source.public)
 
 
 def check_output(output: str | None, place: str | None) -> None:
@@ -54,19 +49,13 @@ def check_output(output: str | None, place: str | None) -> None:
     written."""
     if output is None:
         return
-    if is_url(output):
-        check_url(output, writing=True)
-    elif os.path.isdir(output):
+    target = open_place(output, writing=True)
+    if target.is_folder():
         raise OutputError(f"cannot write {output}: there is a folder of that name; choose another "
                           "--output")
-    else:
-        prepare_folder(Path(output).parent)
-    require(place is None or _real(output) != _real(place),
+    target.parent.prepare_folder()
+    require(place is None or target.real() != known_place(place).real(),
             f"the output {output} would replace the input; choose another --output")
-
-
-def _real(place: str) -> str:
-    return place if is_url(place) else os.path.realpath(place)
 
 
 @dataclass
@@ -170,48 +159,24 @@ def line_writer(output: str | None) -> Iterator[Callable[[Sequence[str]], None]]
     if output is None:
         yield writing(write_output)
         return
-    try:
-        with _file_for_url(output) if is_url(output) else scratch_file(Path(output).parent,
-                                                                       Path(output)) as file:
-            try:
-                yield writing(file.write)
-            except BaseException as error:
-                _keep(file, output, lines, isinstance(error, KeyboardInterrupt))
-                raise
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror}; choose another "
-                          "--output") from error
+    target = known_place(output)
+    with target.written() as file:
+        try:
+            yield writing(file.write)
+        except BaseException as error:
+            _keep(file, target, lines, isinstance(error, KeyboardInterrupt))
+            raise
 
 
-def _keep(file: IO[bytes], output: str, lines: int, is_interrupted: bool) -> None:
+def _keep(file: IO[bytes], target: Place, lines: int, is_interrupted: bool) -> None:
     """Keep the lines that are written so far, and say where."""
     with suppress(OSError):
         file.flush()
         if not lines:
             return
-        if not is_url(output):
-            os.replace(file.name, f"{output}.partial")
-        place = file.name if is_url(output) else f"{output}.partial"
-        kept = f"the first {lines} translations are in {place}; continue with line {lines + 1}"
+        kept = (f"the first {lines} translations are in {target.keep(file.name)}; continue with "
+                f"line {lines + 1}")
         (will_keep if is_interrupted else say)(kept)
-
-
-@contextmanager
-def _file_for_url(url: str) -> Iterator[IO[bytes]]:
-    """Yield a file that is moved to `url` at the end of the block; it stays if it holds something
-    and cannot be."""
-    descriptor, path = tempfile.mkstemp(prefix="superres-", suffix=".txt")
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-    except BaseException:
-        if not os.path.getsize(path):
-            os.unlink(path)
-        raise
-    try:
-        move_to(path, url)
-    except SuperresError as error:
-        raise type(error)(f"{error}; the translations are in {path}") from error
 
 
 def _joined(texts: Sequence[str]) -> bytes:

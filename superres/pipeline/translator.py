@@ -136,16 +136,10 @@ class Translator(Pipeline):
     ) -> Translated:
         """Translate lines as a call does, with noise and steps of the caller's.
 
-        Args:
-            lines: see `__call__`, also for `options`, `batch_size` and `progress`.
-            keys: key of each line's sampling noise, in [0, 2**63); the line's number if None. The
-                segments of a line have different noise.
-            width: step width of blockwise decoding; see
-                `superres.decoding.batching.Stream`.
-
-        Raises:
-            InvalidInputError: as for a call, or there is not one valid key per line.
-            ConfigError: as for a call.
+        `keys` are those of the lines' sampling noise, in [0, 2**63); the line's number if None. The
+        segments of a line have different noise. `width` is the step width of blockwise decoding:
+        see `superres.decoding.batching.Stream`. Other arguments and errors are as for a call;
+        raises InvalidInputError, too, if there is not one valid key per line.
         """
         require_lines(lines)
         [result] = self.in_portions(lines, max(len(lines), 1), options, keys=keys,

@@ -17,12 +17,12 @@ import numpy as np
 from superres.config import Reliability, require
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import shown
+from superres.pictures.write import DrawnImage
 from superres.pipeline.display import images_html, images_png
 from superres.pipeline.judging import Judged, Stages, judge
 from superres.system.output import counted, write_result
 from superres.tasks.crops import Crop
 from superres.tasks.faces import enlarge
-from superres.tasks.image_files import DrawnImage
 
 LOSSLESS = {".png": "PNG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 """Pillow's names of formats that keep every pixel and can hold the mark, by the endings of their

@@ -254,16 +254,10 @@ class Upscaler(Pipeline):
     ) -> Upscaled:
         """Upscale pictures as a call does, with noise and steps of the caller's.
 
-        Args:
-            sources: see `__call__`, also for `options`, `crop` and `progress`.
-            keys: key of each image's sampling noise, in [0, 2**63); the image's number in the
-                result if None.
-            width: step width, at least the block size; see
-                `superres.decoding.batching.Stream`.
-
-        Raises:
-            InvalidInputError: as for a call, or there is not one valid key per image.
-            ConfigError: as for a call.
+        `keys` are those of the images' sampling noise, in [0, 2**63); the image's number in the
+        result if None. `width` is the step width, at least the block size: see
+        `superres.decoding.batching.Stream`. Other arguments and errors are as for a call; raises
+        InvalidInputError, too, if there is not one valid key per image.
         """
         options = self.default_of_width(width) if options is None else options
         check_callable("progress", progress)

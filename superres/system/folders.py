@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from superres.errors import InvalidInputError, plain
@@ -41,12 +42,15 @@ def _beside_package(installed: str, checkout: str) -> Path:
     return package / installed if (package / installed).is_dir() else package.parent / checkout
 
 
+@dataclass
 class Tally:
     """Counts of a container's files: `used` ones, and those left out, by kind (`left_out`)."""
 
-    def __init__(self, name: str, noun: str = "file") -> None:
-        self.name, self.noun, self.used, self.left_out = name, noun, 0, Counter[str]()
-        self.hint = ""
+    name: str
+    noun: str = "file"
+    used: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    hint: str = ""
 
     @property
     def seen(self) -> int:
@@ -80,12 +84,13 @@ class Tally:
                 f"({', '.join(named)}){self.hint}")
 
 
+@dataclass
 class Inventory:
     """Prints the tallies of a run's containers: `LINES` of them one by one, and the sum of the
     further ones."""
 
-    def __init__(self) -> None:
-        self.count, self.further = 0, Tally("")
+    count: int = 0
+    further: Tally = field(default_factory=lambda: Tally(""))
 
     def add(self, tally: Tally) -> None:
         """Print the tally of a container that has been read."""

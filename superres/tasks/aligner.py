@@ -20,9 +20,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import CheckpointError, first_line
+from superres.pictures.read import Pixels
 from superres.system.folders import bundled_folder
 from superres.system.json_files import require_regular
-from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 Grey = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ MOST_STARTS = 64  # of one side
 # starts that end alike: in x and y over the side, log size, degrees
 AGREEING, ALIKE = 2, (0.06, 0.06, 0.12, 6.0)
 SUREST, UPRIGHT = 0.25, 20.0  # largest doubt, and turn in degrees, of a face from a search
-DOUBTFUL = 6.3  # logit of a face; `scripts/check/face_crops.py` measures it
+DOUBTFUL = 6.3  # logit of a face
 PLACES = (np.arange(SIDE) + 0.5) / SIDE - 0.5
 DISC = np.hypot(*np.meshgrid(PLACES, PLACES)) < 0.5
 SUBPIXELS = 256  # places of a sample between two pixels
@@ -105,8 +105,8 @@ class Aligner:
                  for number in range(len(shapes))]
         if len(arrays) != 2 * len(shapes) or any(
             weight is None or bias is None or weight.shape != shape or bias.shape != shape[1:]
-            or not all(one.dtype.kind == "f" and (abs(one) < MOST_WEIGHT).all() for one in (weight,
-                                                                                            bias))
+            or not all(one.dtype.kind == "f" and (abs(one) < MOST_WEIGHT).all()
+                       for one in (weight, bias))
             for (weight, bias), shape in zip(found, shapes, strict=True)):
             raise CheckpointError(f"these are no weights of an aligner, matrices of {shapes}; "
                                   "train them with 'superres train aligner'")
@@ -158,19 +158,20 @@ class Aligner:
         for side in _sides(image):
             grey, scale = reduced_grey(image, side)
             starts = _starts(grey, side * scale)
-            logits = np.concatenate([self.outputs(windows(grey, starts[first : first + CHUNK]))[:,
-                                                                                                4]
-                                     for first in range(0, len(starts), CHUNK)])
-            boxes = starts[np.argsort(-logits, kind="stable")][: min(MOST_STARTS,
-                                                                     int((logits > LIKELY).sum()))]
+            logits = np.concatenate([
+                self.outputs(windows(grey, starts[first : first + CHUNK]))[:, 4]
+                for first in range(0, len(starts), CHUNK)])
+            likely = min(MOST_STARTS, int((logits > LIKELY).sum()))
+            boxes = starts[np.argsort(-logits, kind="stable")][:likely]
             doubt = np.ones(len(boxes))
             for _ in range(ROUNDS if len(boxes) else 0):
                 change, doubt = self.corrections(grey, boxes)
                 boxes = moved(boxes, change)
             ends.append(boxes / (scale, scale, scale, 1))
             doubts.append(doubt)
-        return _agreed(np.concatenate(ends), np.concatenate(doubts)) if ends else (np.empty((0, 4)),
-                                                                                   np.empty(0))
+        if not ends:
+            return np.empty((0, 4)), np.empty(0)
+        return _agreed(np.concatenate(ends), np.concatenate(doubts))
 
     def _align(self, image: Pixels, box: Floats, rounds: int) -> tuple[Floats, float]:
         grey, scale, corner = grey_around(image, box)
@@ -263,8 +264,8 @@ def grey_around(image: Pixels, box: Floats) -> tuple[Grey, tuple[float, float], 
     It is reduced so that a face has about the pixels of those that the network knows.
     """
     x, y, side, _ = box.tolist()
-    left, top = (min(max(round(at - side), 0), n - 1) for at,
-                 n in ((x, image.shape[1]), (y, len(image))))
+    left, top = (min(max(round(at - side), 0), n - 1)
+                 for at, n in ((x, image.shape[1]), (y, len(image))))
     part = image[top : max(round(y + side), top + 1), left : max(round(x + side), left + 1)]
     grey = Image.fromarray(part).convert("L")
     by = max(1.0, side / FACE_SIDE)

@@ -130,8 +130,8 @@ def projected(values: Int64, unit: int, sources: npt.NDArray[np.uint8]) -> npt.N
         fits = (cells + middle[..., None]).clip(0, most).sum(-1) <= sums * unit
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
     whole, rest = np.divmod((cells + low[..., None]).clip(0, most), unit)
-    order = np.where(whole == 255, unit, -rest).argsort(-1, kind="stable").argsort(-1,
-                                                                                   kind="stable")
+    places = np.where(whole == 255, unit, -rest).argsort(-1, kind="stable")
+    order = places.argsort(-1, kind="stable")
     whole += order < (sums - whole.sum(-1))[..., None]
     pictures = whole.reshape(count, rows, columns, channels, tall, wide).transpose(0, 1, 4, 2, 5, 3)
     return np.asarray(pictures.reshape(values.shape), np.uint8)

@@ -11,12 +11,12 @@ import numpy as np
 from PIL import Image
 
 from superres.errors import ConfigError, InvalidInputError, shown
-from superres.tasks.pictures import Pixels
+from superres.pictures.read import Pixels
 
 FACE, CENTRE = "face", "centre"
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE[,TURN]"  # values of a crop setting
 UNCERTAIN = 0.5
-"""Doubt from which a face is uncertain. `scripts/check/face_crops.py` measures it."""
+"""Doubt from which a face is uncertain."""
 # pixels of a side above which a square that is turned, or beyond the edges, is reduced before it is
 # taken
 ENOUGH = 512
@@ -77,11 +77,11 @@ class Crop:
 
     def beyond(self, height: int, width: int) -> bool:
         """Return whether the square reaches beyond a picture of this size."""
-        (cos, sin), centre = cos_sin(self.turn), (self.left + self.size / 2,
-                                                  self.top + self.size / 2)
+        cos, sin = cos_sin(self.turn)
+        centre = self.left + self.size / 2, self.top + self.size / 2
         reach = (abs(cos) + abs(sin)) * self.size / 2
-        return any(at < reach or at + reach > side for at,
-                   side in zip(centre, (width, height), strict=True))
+        return any(at < reach or at + reach > side
+                   for at, side in zip(centre, (width, height), strict=True))
 
     def check_inside(self, height: int, width: int) -> None:
         """Raise InvalidInputError unless the centre is in a picture of this size, and the side at
@@ -114,8 +114,8 @@ class Crop:
         x, y, side = (x - left) / factor, (y - top) / factor, self.size // factor
         # Its edges are repeated as far as the square reaches.
         margin = math.ceil(reach / factor) + 2
-        columns, rows = (np.arange(math.floor(at) - margin, math.ceil(at) + margin) for at in (x,
-                                                                                               y))
+        columns, rows = (np.arange(math.floor(at) - margin, math.ceil(at) + margin)
+                         for at in (x, y))
         pixels = np.asarray(small)
         wide = pixels[rows.clip(0, len(pixels) - 1)[:, None], columns.clip(0, pixels.shape[1] - 1)]
         x, y = x - columns[0], y - rows[0]

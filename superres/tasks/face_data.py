@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.errors import InvalidInputError, OutputError
+from superres.pictures.files import IMAGE_SUFFIXES
+from superres.pictures.read import Pixels
+from superres.pictures.untrusted import read_untrusted
 from superres.system.folders import folder_files, is_folder
 from superres.system.output import scratch_file
 from superres.system.progress import say, track
@@ -24,9 +27,6 @@ from superres.tasks.crops import FACE
 from superres.tasks.face_finder import KnownFaces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
-from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels
-from superres.tasks.untrusted import read_untrusted
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -192,7 +192,8 @@ def _read_arrays(path: Path) -> tuple[Pixels, Pixels, npt.NDArray[np.int32]]:
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}" if str(path) not in str(error)
                                 else str(error)) from error
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, MemoryError,
+            zipfile.BadZipFile) as error:
         raise InvalidInputError(f"{path} is not a readable .npz; prepare it with "
                                 f"{PREPARE}") from error
 
@@ -247,7 +248,7 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
             say(f"skipped: {error}")
             continue
         without += crops[0].faces == 0
-        for crop in crops:
+        for crop in crops:  # of the square that is taken, all sizes are made
             square = crop.take(image)
             if len(square) < least:
                 say(f"skipped: {file} is too small: {len(square)} pixels of it are used, and pairs "
@@ -262,16 +263,21 @@ def _read_pictures(files: Sequence[Path], task: FaceTask, size: int | None) -> F
     if not numbers:
         raise InvalidInputError(f"{files[0].parent} has no picture that can be used; add pictures "
                                 f"of at least {least}x{least}")
-    if without:
-        say(f"no face was found in {without} of {len(files)} photos, whose central square is used; "
-            "leave them out if their faces are elsewhere")
-    if uncertain:
-        say(f"{uncertain} of {len(numbers)} faces are uncertain, so their squares are not turned; "
-            "look at their photos")
-    numbered = len(set(numbers)) == len(numbers) and all(name.isdecimal() and len(name) <= 9
-                                                         for name in numbers)
+    _say_doubts(without, len(files), uncertain, len(numbers))
+    numbered = len(set(numbers)) == len(numbers) and all(
+        name.isdecimal() and len(name) <= 9 for name in numbers)
     ids = np.array([int(name) for name in numbers] if numbered else range(len(numbers)), np.int32)
     return FacePairs(np.stack(high), np.stack(low), ids, None if size is None else np.stack(large))
+
+
+def _say_doubts(without: int, photos: int, uncertain: int, faces: int) -> None:
+    """Say how many photos are without a found face, and how many faces are uncertain."""
+    if without:
+        say(f"no face was found in {without} of {photos} photos, whose central square is used; "
+            "leave them out if their faces are elsewhere")
+    if uncertain:
+        say(f"{uncertain} of {faces} faces are uncertain, so their squares are not turned; "
+            "look at their photos")
 
 
 def write_npz(pairs: FacePairs, path: str | os.PathLike[str]) -> None:

@@ -3,8 +3,7 @@ them.
 
 The cascade tests square windows of many sizes. A face passes in many windows that overlap, a false
 alarm in few, so the windows are grouped and small groups are dropped. The cascade knows upright
-faces, so a photo in which it finds none is turned by a few degrees. `scripts/check/face_crops.py`
-measures the constants.
+faces, so a photo in which it finds none is turned by a few degrees.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from superres.pictures.read import Pixels
 from superres.system.folders import bundled_folder
 from superres.system.output import cache_folder, short_digest
 from superres.tasks import aligner
 from superres.tasks.crops import UNCERTAIN
-from superres.tasks.pictures import Pixels
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,8 +74,8 @@ def rough_squares(boxes: Floats) -> Floats:
     """Return CelebA's squares, [N, 4]: centre x and y, side, degrees clockwise, around faces as of
     `face_boxes`."""
     side, turn = boxes[:, 2], boxes[:, 4]
-    rise = CROP_RISE * side[:, None] * np.column_stack([np.sin(np.radians(turn)),
-                                                        -np.cos(np.radians(turn))])
+    upwards = np.column_stack([np.sin(np.radians(turn)), -np.cos(np.radians(turn))])
+    rise = CROP_RISE * side[:, None] * upwards
     return np.column_stack([boxes[:, :2] + boxes[:, 2:3] / 2 + rise, CROP_SIZE * side, turn])
 
 
@@ -92,8 +91,8 @@ class KnownFaces:
         sources = (Path(__file__), Path(aligner.__file__), bundled_folder() / aligner.ALIGNER
                    / aligner.WEIGHTS)
         release = short_digest(b"".join(path.read_bytes() for path in sources))
-        self.path, self.found = cache_folder() / f"faces-{release}.jsonl", dict[str,
-                                                                                list[list[float]]]()
+        self.path = cache_folder() / f"faces-{release}.jsonl"
+        self.found = dict[str, list[list[float]]]()
         with suppress(OSError):
             for line in self.path.read_text().splitlines():
                 with suppress(ValueError, TypeError):

@@ -21,8 +21,8 @@ from PIL import Image
 
 from superres.config import FACES, ModelConfig, is_whole, require
 from superres.errors import InvalidInputError, shown
+from superres.pictures.read import Pixels
 from superres.tasks.consistency import CellLimits, cell_limits
-from superres.tasks.pictures import Pixels
 
 Int64 = npt.NDArray[np.int64]
 
@@ -223,8 +223,8 @@ class FaceTask:
     def both_sizes(self, reduced: Pixels) -> tuple[Pixels, Pixels]:
         """Return truncated averages, uint8 [..., side, side, 3], reduced to the output's and to the
         input's size."""
-        high, low = (area_reduce(reduced, side, side, is_reduced=True) for side in (self.target,
-                                                                                    self.source))
+        high, low = (area_reduce(reduced, side, side, is_reduced=True)
+                     for side in (self.target, self.source))
         return high, low
 
     def enlarge(self, images: Pixels, method: str) -> Pixels:

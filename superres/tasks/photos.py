@@ -8,7 +8,6 @@ crop setting ConfigError.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +18,12 @@ import numpy.typing as npt
 from PIL import Image
 
 from superres.errors import InvalidInputError
-from superres.system.places import check_url, is_url, public, read_place
+from superres.pictures.read import Picture, Pixels, picture_of
+from superres.pictures.untrusted import MOST_BYTES, read_untrusted
+from superres.system.places import open_place, public
 from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask, area_reduce
-from superres.tasks.pictures import Picture, Pixels, picture_of
-from superres.tasks.untrusted import MOST_BYTES, read_untrusted
 
 DEFAULT_CROP = FACE
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
@@ -76,10 +75,15 @@ def choose_crops(
                                     "a larger photo or --crop X,Y,SIZE")
         return [replace(crop, face=number if len(faces) > 1 else 0, faces=len(faces))
                 for number, crop in enumerate(faces, 1)]
+    return [_central(height, width, searched)]
+
+
+def _central(height: int, width: int, searched: bool) -> Crop:
+    """Return the square of a picture of which no face is known; CelebA's of aligned ones."""
     if (height, width) == CELEBA_ALIGNED:
-        return [Crop(20, 40, 138, "aligned")]
+        return Crop(20, 40, 138, "aligned")
     side = min(height, width)
-    return [Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)]
+    return Crop((width - side) // 2, (height - side) // 2, side, faces=0 if searched else None)
 
 
 def input_of(image: Pixels, crop: Crop, task: FaceTask) -> Pixels:
@@ -89,8 +93,9 @@ def input_of(image: Pixels, crop: Crop, task: FaceTask) -> Pixels:
     A picture of the size of a stage's input is one as it is; a square of this size in a larger
     picture is reduced as every other square.
     """
-    return image if _is_input(image, crop, task) else area_reduce(crop.take(image), task.source,
-                                                                  task.source)
+    if _is_input(image, crop, task):
+        return image
+    return area_reduce(crop.take(image), task.source, task.source)
 
 
 def _is_input(image: Pixels, crop: Crop, task: FaceTask) -> bool:
@@ -123,10 +128,11 @@ def crop_note(name: str, image: Pixels, crops: Sequence[Crop], task: FaceTask) -
                 "stage enlarges it")
     if task.is_source(image) and first.kind != "given":
         return None
+    # where the squares lie, how they were chosen, and what would keep more of them
     sizes = ", ".join(f"{crop.size}x{crop.size}" for crop in crops)
-    places = ", ".join(f"({crop.left}, {crop.top})" + (f" turned by {crop.degrees} "
-                                                       "degrees" if crop.turn else "")
-                       for crop in crops)
+    places = ", ".join(
+        f"({crop.left}, {crop.top}){f' turned by {crop.degrees} degrees' if crop.turn else ''}"
+        for crop in crops)
     if any(crop.beyond(height, width) for crop in crops):
         places += ", partly beyond the picture, whose edges are repeated,"
     which = {
@@ -161,14 +167,11 @@ def is_share(image: object) -> bool:
 def to_picture(image: PictureLike, least: int) -> Picture:
     """Return a picture of any kind, whose sides have at least `least` pixels."""
     if isinstance(image, str | os.PathLike):
-        if is_url(image):
-            place = str(image)
-            check_url(place)
-            return read_untrusted(io.BytesIO(read_place(place, MOST_BYTES)), public(place),
-                                  least=least)
-        return read_untrusted(image, least=least)
+        place = open_place(image)
+        return read_untrusted(place.source(MOST_BYTES), place.public, least=least)
     if isinstance(image, Image.Image):
         return picture_of(image, least)
+    # pixels
     if is_share(image):
         image = np.rint(255 * image).astype(np.uint8)
     if (not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3

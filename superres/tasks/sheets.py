@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from superres.pictures.read import Pixels
 from superres.tasks.faces import enlarge
-from superres.tasks.pictures import Pixels
 
 SHEET_ROWS = 12
 """Largest number of images on a contact sheet."""

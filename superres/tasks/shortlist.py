@@ -100,13 +100,13 @@ class Shortlists:
                 common, likely, bits, usual = (file.get_tensor(name)
                                                for name in ("common", "likely", "bits", "usual"))
                 domain = (file.metadata() or {}).get("domain", "")
+            # shapes and types, then values
             whole = (common.ndim == 1 and likely.ndim == 2 and 1 <= len(common) <= TOKENS
                      and len(likely) == vocabulary and common.dtype == likely.dtype == np.int32
-                     and 0 <= common.min() <= common.max() < vocabulary and likely.min(initial=-1)
-                     >= -1
-                     and likely.max(initial=-1) < vocabulary and bits.shape == (vocabulary,)
-                     and usual.shape == (1,)
+                     and bits.shape == (vocabulary,) and usual.shape == (1,)
                      and bits.dtype == usual.dtype == np.float32
+                     and 0 <= common.min() <= common.max() < vocabulary
+                     and -1 <= likely.min(initial=-1) <= likely.max(initial=-1) < vocabulary
                      and bool(np.isfinite(bits).all() and usual >= 0))
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not hold shortlists ({plain(str(error))}); "

@@ -57,8 +57,8 @@ def parse_languages(text: str) -> tuple[str, str]:
     """Return source and target language of a text such as "en-de"; raise ConfigError for any other
     text."""
     tags = text.split("-")
-    if len(tags) != 2 or tags[0] == tags[1] or not all(re.fullmatch(r"[a-z]{2,3}", tag)
-                                                       for tag in tags):
+    are_codes = all(re.fullmatch(r"[a-z]{2,3}", tag) for tag in tags)
+    if len(tags) != 2 or tags[0] == tags[1] or not are_codes:
         raise ConfigError(f"unknown languages {text!r}; give source and target such as en-de")
     return tags[0], tags[1]
 
@@ -327,15 +327,15 @@ class TextPairs:
         return len(self.source)
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return the lines of a text file; InvalidInputError if it cannot be read, is empty, or is not
-    text."""
+def read_lines(path: str | os.PathLike[str], label: str | None = None) -> list[str]:
+    """Return the lines of a text file, which messages call `label`; InvalidInputError if it cannot
+    be read, is empty, or is not text."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}; check the "
                                 "path") from error
-    return decode_lines(data, str(path))
+    return decode_lines(data, label or str(path))
 
 
 def pair_paths(path: str | os.PathLike[str], languages: tuple[str, ...]) -> tuple[Path, Path]:

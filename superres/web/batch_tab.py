@@ -29,9 +29,9 @@ from superres.batch.run_options import MANIFEST, BatchOptions
 from superres.config import FACES, portable_name, without_case
 from superres.config.names import MOST_NAME
 from superres.errors import InvalidInputError, SuperresError
+from superres.pictures.read import MAX_PIXELS, Picture, Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.system.folders import MEMBER, Tally
-from superres.tasks.pictures import MAX_PIXELS, Picture, Pixels
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.crops import Subject, input_sizes, reduce_picture, start_control, subjects

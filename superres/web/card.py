@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from superres.tasks.image_files import DrawnImage
-from superres.tasks.pictures import Pixels
+from superres.pictures.read import Pixels
+from superres.pictures.write import DrawnImage
 
 SIZE = (1200, 630)  # width and height in pixels that link previews ask for
 # sides of the face and of other faces, and the distance between those, in pixels

@@ -10,9 +10,9 @@ from typing import Any
 from PIL import Image
 
 from superres.evaluation.examples import photographs
+from superres.pictures.files import IMAGE_SUFFIXES
+from superres.pictures.read import Pixels, read_image
 from superres.tasks.faces import FaceTask
-from superres.tasks.picture_files import IMAGE_SUFFIXES
-from superres.tasks.pictures import Pixels, read_image
 from superres.web import drawing
 
 TITLE = "superres: faces, block by block"

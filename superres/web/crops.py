@@ -18,11 +18,11 @@ from gradio.events import Dependency
 from PIL import Image
 
 from superres.errors import InvalidInputError, SuperresError
+from superres.pictures.read import Pixels
+from superres.pictures.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.tasks.crops import FACE, Crop
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import DEFAULT_CROP, choose_crops, input_of, largest
-from superres.tasks.pictures import Pixels
-from superres.tasks.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline

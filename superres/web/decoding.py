@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
+from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translated import Translated
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import Pixels
 from superres.web.turns import StoppedError, Turns, Visitor
 
 Frame = TypeVar("Frame", Upscaled, Translated)

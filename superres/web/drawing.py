@@ -23,13 +23,13 @@ from PIL import Image
 from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.translated import Translated
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS
-from superres.tasks.image_files import encode_png
-from superres.tasks.pictures import Picture, Pixels
 from superres.tasks.sheets import veiled
 
 _EMPTY = np.array([[150, 170], [170, 150]], np.uint8)

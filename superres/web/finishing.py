@@ -7,7 +7,7 @@ import base64
 from typing import Any
 
 from superres.config import DecodeConfig
-from superres.tasks.pictures import Pixels
+from superres.pictures.read import Pixels
 from superres.web import controls, drawing
 from superres.web.decoding import Decoder
 from superres.web.paint import Latest, pixels_of

@@ -16,8 +16,8 @@ from html import escape
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from superres.pictures.read import Pixels
 from superres.tasks.faces import enlarge
-from superres.tasks.pictures import Pixels
 from superres.web import drawing
 from superres.web.card import SIZE, card, headline
 from superres.web.content import TITLE

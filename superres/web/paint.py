@@ -28,11 +28,11 @@ from PIL import Image
 
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
+from superres.pictures.mark import marked
+from superres.pictures.read import Pixels, read_image
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
-from superres.tasks.metadata import marked
-from superres.tasks.pictures import Pixels, read_image
 from superres.web import controls, drawing
 from superres.web.card import card
 from superres.web.content import OTHERS, TEMPERATURE, box_view
@@ -237,7 +237,7 @@ def film(result: Upscaled) -> bytes:
                       for step in steps)
     content = io.BytesIO()
     first.save(content, "WEBP", save_all=True, append_images=others, quality=80, loop=0,
-               xmp=marked(None), duration=[*[FRAME_MS] * len(others), LAST_MS])
+               xmp=marked(), duration=[*[FRAME_MS] * len(others), LAST_MS])
     return content.getvalue()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from html import escape
 
-from superres.tasks.pictures import Pixels
+from superres.pictures.read import Pixels
 from superres.web import drawing
 from superres.web.decoding import Decoder
 

@@ -23,10 +23,10 @@ from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from superres.pictures.read import Pixels
 from superres.system import serving
 from superres.system.asgi import with_headers, without_root_path
 from superres.system.serving import GRACE_SECONDS, server_config
-from superres.tasks.pictures import Pixels
 from superres.web.batch_tab import batch_tab
 from superres.web.content import TITLE, face_styles
 from superres.web.controls import shown_to_visitor

@@ -13,12 +13,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from superres.pictures.mark import marked
+from superres.pictures.read import Picture, Pixels
+from superres.pictures.write import encode_png
 from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import FaceTask
-from superres.tasks.image_files import encode_png
-from superres.tasks.metadata import marked
 from superres.tasks.photos import choose_crops, largest
-from superres.tasks.pictures import Picture, Pixels
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 
 ELEMENTS = "base", "photo", "paint", "crop", "race", "stepper", "viewer"
@@ -91,7 +91,7 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
-        view=escape(json.dumps(view)), xmp=escape(marked(None).decode()),
+        view=escape(json.dumps(view)), xmp=escape(marked().decode()),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))

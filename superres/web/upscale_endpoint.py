@@ -8,12 +8,12 @@ from typing import Any
 import gradio as gr
 
 from superres.config import FACES
+from superres.pictures.read import Picture
+from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES, check_keep, resolve_options
 from superres.pipeline.upscaled import Upscaled
 from superres.tasks.faces import image_key
-from superres.tasks.image_files import encode_png
 from superres.tasks.photos import DEFAULT_CROP
-from superres.tasks.pictures import Picture
 from superres.web import controls, crops, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Decoder

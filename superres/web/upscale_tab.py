@@ -15,11 +15,11 @@ import numpy as np
 
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
+from superres.pictures.read import MAX_PIXELS, Pixels
 from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask, enlarge
-from superres.tasks.pictures import MAX_PIXELS, Pixels
 from superres.web import controls, crops, drawing
 from superres.web.content import HOW, LIMITS, TEMPERATURE, introduction
 from superres.web.controls import Value

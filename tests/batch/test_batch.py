@@ -13,18 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import outputs, plan, rows_of, upscale, write_image
-from fakes import TOKENS, FakeUpscaler, changed
+from fakes import TOKENS, FakeUpscaler
 from PIL import Image
 
 from superres.batch import record, run
+from superres.batch.feed_queue import FeedQueue
 from superres.batch.run_options import BatchOptions, parse_batch_size, parse_shard
 from superres.config import DecodeConfig
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.pipeline.feed_queue import FeedQueue
-from superres.system.output import write_atomically, write_result
-from superres.system.places import version_of
+from superres.system.paths import version_of
 from superres.tasks.faces import image_key
+from tests.batch.helpers import outputs, plan, rows_of, upscale, write_image
 
 NAMES = [f"{name}.png" for name in "abcde"]
 PARSERS = {"batch_size": parse_batch_size, "shard": parse_shard}
@@ -61,7 +60,7 @@ def test_an_output_and_its_row_hold_what_was_decoded_and_nothing_that_varies(fac
         "tokens": TOKENS, "iterations": 308, "model_calls": 309, "mean_accepted_block_size": TOKENS
         / 308, "seconds": 0.05, "checkpoint": "fake@0123abcd", "config": config, "seed": 7,
         "crop": None, "sha256": hashlib.sha256((out / "b.png").read_bytes()).hexdigest(),
-        "options": {"source": "auto", "crop": "face", "alpha": "white", "metadata": "strip",
+        "options": {"source": "auto", "crop": "face", "alpha": "white",
                     "format": "png", "sheet": False, "keep": None, "finish": None, "start": 8,
                     "engine": "fake"},
         "size": (out / "b.png").stat().st_size, "version": version_of(str(faces / "b.png")),
@@ -93,11 +92,6 @@ def test_a_sheet_shows_input_enlargement_and_result_beside_the_results_themselve
         assert np.array_equal(lanczos, np.asarray(expected).repeat(8, 0).repeat(8, 1))
         assert json.loads(sheet.text["superres"])["checkpoint"] == "fake@0123abcd"
     assert upscale(faces, out, sheet=True).skipped == 5
-
-
-def test_seconds_are_shared_among_the_images_of_a_batch(faces, out):
-    upscale(faces, out, FakeUpscaler(seconds_per_call=50.0), batch_size=2)
-    assert [row["seconds"] for row in rows_of(out)] == [2.5, 2.5, 2.5, 2.5, 5.0]
 
 
 def test_a_bad_file_costs_its_own_row_only_and_rows_keep_the_order_of_the_inputs(faces, out,
@@ -195,7 +189,7 @@ def test_shards_are_disjoint_and_complete_and_may_be_empty(faces, out, count):
                                                             "1/2/3", "")),
     *(({name: value}, f"--{name.replace('_', '-')} must be") for name, value in (
         ("batch_size", 0), ("samples", 0), ("source", "x"), ("on_existing", "x"), ("format", "jpg"),
-        ("metadata", "x"), ("suffix", "a/b"), ("alpha", "reddish"), ("crop", "middle"))),
+        ("suffix", "a/b"), ("alpha", "reddish"), ("crop", "middle"))),
     ({"crop": "1,2,0"}, "--crop 1,2,0 has a SIZE of 0"),
 ])
 def test_options_out_of_range_are_refused_with_their_name(tmp_path, setting, message):
@@ -312,33 +306,6 @@ def test_an_output_that_cannot_be_replaced_fails_alone(faces, out):
     assert pictures(out) == NAMES
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_takes_no_more_stops_the_run_with_one_line_and_the_next_run_goes_on(
-    faces, out, monkeypatch, capsys, error,
-):
-    real, count = os.write, []
-
-    def fill(file, data):
-        count.append(file)
-        if len(count) > 2:
-            raise OSError(error, os.strerror(error))
-        return real(file, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("superres.batch.folder_store.os", changed(os, write=fill))
-        summary = upscale(faces, out, batch_size=1)
-    assert summary.exit_code == 1
-    assert len(rows_of(out)) == summary.done <= 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines()
-               if line.startswith("superres: ")]
-    assert os.strerror(error) in line
-    assert "the same command resumes the run" in line
-    assert pictures(out) == outputs(out)
-    again = upscale(faces, out)
-    assert (again.done + summary.done, again.skipped, again.exit_code) == (5, summary.done, 0)
-    assert outputs(out) == NAMES
-
-
 def refuse(path, *_):
     raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -366,20 +333,3 @@ def test_what_cannot_be_written_or_decoded_is_found_before_decoding(
         upscale(faces, out / settings.pop("inner", "."), upscaler, **settings)
     assert upscaler.batches == []
     assert blocked or not out.exists()
-
-
-def test_an_interrupted_write_leaves_the_old_file_and_an_error_names_the_option(tmp_path,
-                                                                                monkeypatch):
-    (tmp_path / "sheet.png").mkdir()
-    with pytest.raises(OutputError, match=r"sheet\.png.*choose another --sheet"):
-        write_result(tmp_path / "sheet.png", b"", "--sheet")
-    (tmp_path / "sheet.png").rmdir()
-    (tmp_path / "a.png").write_bytes(b"old")
-
-    def fail(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("superres.system.output.os.replace", fail)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "a.png", b"new")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.png", b"old")]

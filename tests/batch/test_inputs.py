@@ -3,36 +3,24 @@ read."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
-import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import made_from, plan
-from PIL import Image
 
-from superres.batch import parts
+from superres.batch import names as names_of_outputs
 from superres.batch.archives import READER
 from superres.batch.inputs import read_list
-from superres.batch.opening import open_inputs, open_members
-from superres.batch.record import Request, RunSettings
+from superres.batch.opening import open_inputs
 from superres.batch.run_options import BatchOptions
-from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.system import text_files
-from superres.tasks.faces import FaceTask
+from tests.batch.helpers import pack, plan, png, read
 
-SOURCES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
-
-
-def png(value):
-    buffer = io.BytesIO()
-    Image.fromarray(SOURCES[value]).save(buffer, "PNG")
-    return buffer.getvalue()
+SOURCES = np.zeros((6, 8, 8, 3), np.uint8) + np.arange(6, dtype=np.uint8)[:, None, None, None]
 
 
 @pytest.fixture
@@ -50,20 +38,13 @@ def jobs(*inputs, listed=(), **options):
     return plan(inputs, BatchOptions(Path("out"), **options), listed)
 
 
-def names(found):
-    return [(job.input, job.name) for job in found]
-
-
 def sources(found, **options):
     """Read jobs; returns the number of each one's face, or what is wrong with it."""
-    result = []
-    settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out"), **options),
-                           FaceTask(8, 32))
-    for item in made_from(found, settings):
-        if isinstance(item, Request):
-            (number,) = np.flatnonzero((item.source == SOURCES).all(axis=(1, 2, 3)))
-        result.append(int(number) if isinstance(item, Request) else item.row.error)
-    return result
+    return [value for _, value in read(found, **options)]
+
+
+def names(found):
+    return [(job.input, job.name) for job in found]
 
 
 def test_folders_give_their_tree_when_asked_to_keep_it(tree):
@@ -137,29 +118,13 @@ def test_what_lies_outside_the_tree_is_not_written_there(tree):
     assert absolute.name == f"{tree}/f".lstrip("/")
 
 
-def make_zip(path, members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def make_tar(path, members, mode="w"):
-    with tarfile.open(path, mode) as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-
-
 MEMBERS = {"x/a.png": png(0), "notes.txt": b"no picture", "x/.hidden.png": png(1), "b.png": png(2),
            "y/c.png": png(3), "__MACOSX/b.png": b"resource fork"}
 
 
-@pytest.mark.parametrize(("name", "mode"),
-                         [("faces.zip", ""), ("faces.tar", "w"), ("faces.tgz", "w:gz"),
-                          ("faces.tar.xz", "w:xz")])
-def test_pictures_in_archives_are_inputs_with_their_own_names_and_tree(tree, name, mode):
-    make_tar(tree / name, MEMBERS, mode) if mode else make_zip(tree / name, MEMBERS)
+@pytest.mark.parametrize("name", ["faces.zip", "faces.tar", "faces.tgz", "faces.tar.xz"])
+def test_pictures_in_archives_are_inputs_with_their_own_names_and_tree(tree, name):
+    pack(tree / name, MEMBERS)
     assert names(jobs(name)) == [(f"{name}/x/a.png", "a"), (f"{name}/b.png", "b"),
                                  (f"{name}/y/c.png", "c")]
     found = jobs("f.png", name, "in", keep_tree=True)
@@ -206,7 +171,7 @@ def test_arrays_of_another_kind_are_refused(tree, arrays, says):
 
 
 def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
-    make_zip(tree / "faces.zip", {"a.png": png(0), "b.png": png(1), "c.png": png(2),
+    pack(tree / "faces.zip", {"a.png": png(0), "b.png": png(1), "c.png": png(2),
                                   "empty.png": b""})
     content = (tree / "faces.zip").read_bytes()
     place = content.index(b"b.png") + 40
@@ -215,16 +180,16 @@ def test_a_damaged_member_costs_its_own_row_and_a_cut_tar_those_behind(tree):
     assert (zero, two) == (0, 2)
     assert "faces.zip/b.png" in one
     assert "faces.zip/empty.png is empty" in empty
-    make_tar(tree / "cut.tar", {"a.png": png(0), "b.png": png(1), "c.png": png(2)})
+    pack(tree / "cut.tar", {"a.png": png(0), "b.png": png(1), "c.png": png(2)})
     found = jobs("cut.tar")
-    (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:600])
+    (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:550])
     results = sources(found)
     assert [isinstance(result, str) and "cut.tar" in result for result in results] == [True] * 3
     assert "cut.tar is damaged" in jobs("cut.tar")[-1].error
 
 
 def test_an_archive_whose_reader_is_killed_is_not_called_damaged(tree, monkeypatch):
-    make_zip(tree / "faces.zip", {"a.png": png(1)})
+    pack(tree / "faces.zip", {"a.png": png(1)})
     READER.close()
     monkeypatch.setattr("superres.system.confined._START", "import os; os.kill(os.getpid(), 9)")
     (entry,) = jobs("faces.zip")
@@ -234,8 +199,8 @@ def test_an_archive_whose_reader_is_killed_is_not_called_damaged(tree, monkeypat
 
 def test_messages_about_members_are_short_and_printable_whatever_their_names(tree):
     folder = "x\x1b[2J" * 500
-    make_zip(tree / "faces.zip", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
-    make_tar(tree / "cut.tar", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
+    pack(tree / "faces.zip", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
+    pack(tree / "cut.tar", {f"{folder}/a.png": b"", f"{folder}/b.png": png(1)})
     found = [*jobs("faces.zip"), *jobs("cut.tar")]
     (tree / "cut.tar").write_bytes((tree / "cut.tar").read_bytes()[:6000])
     contents = [content for _, content in open_inputs(found)]
@@ -245,15 +210,6 @@ def test_messages_about_members_are_short_and_printable_whatever_their_names(tre
         assert message.startswith(("faces.zip/", "cut.tar/"))
         assert len(message) < 1000
         assert message.isprintable()
-
-
-def test_a_member_that_would_unpack_to_too_much_is_refused(tree):
-    make_zip(tree / "bomb.zip", {"a.png": bytes(10**6), "b.png": png(1)})
-    found = open_members("bomb.zip", "bomb.zip", iter(jobs("bomb.zip")), most_bytes=1000)
-    first, second = (str(one) if isinstance(one, InvalidInputError) else one.read() for _,
-                     one in found)
-    assert first == "bomb.zip/a.png is over 0.001 MB once unpacked; reduce it first"
-    assert second == png(1)
 
 
 @pytest.mark.parametrize("when", [0, 1])
@@ -277,7 +233,7 @@ def test_no_member_of_an_archive_that_is_replaced_has_the_name_of_another(tree, 
 ])
 @pytest.mark.parametrize(("layout", "folder"), [("files", "evil/"), ("webdataset", "")])
 def test_members_never_leave_the_folder_of_their_archive(tree, name, inside, layout, folder):
-    make_zip(tree / "evil.zip", {name: png(0)})
+    pack(tree / "evil.zip", {name: png(0)})
     assert ([job.name for job in jobs("evil.zip", keep_tree=True, layout=layout)]
             == [f"{folder}{inside}"])
     (flat,) = jobs("evil.zip")
@@ -287,7 +243,7 @@ def test_members_never_leave_the_folder_of_their_archive(tree, name, inside, lay
 def test_names_that_other_systems_do_not_take_are_told_before_the_run(tree, capsys, monkeypatch):
     names = ["Anna.png", "anna.png", "e\u0301.png", "\u00c9.png", "A/b.png", "a/c.png", "con.png",
              "x/what?.png", "y./a.png"]
-    make_zip(tree / "a.zip", dict.fromkeys(names, png(0)))
+    pack(tree / "a.zip", dict.fromkeys(names, png(0)))
     assert len(jobs("a.zip", keep_tree=True)) == 9
     refused, alike = capsys.readouterr().err.splitlines()[1:]
     assert refused.startswith("superres: results with names that Windows refuses: 3, such as "
@@ -297,7 +253,7 @@ def test_names_that_other_systems_do_not_take_are_told_before_the_run(tree, caps
                             "only one of each; rename")
     jobs("a.zip", layout="webdataset")
     assert capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setattr(parts, "IGNORES_CASE", True)
+    monkeypatch.setattr(names_of_outputs, "IGNORES_CASE", True)
     with pytest.raises(InvalidInputError, match="names that differ only in case or Unicode form: "
                        "4"):
         jobs("a.zip", keep_tree=True)
@@ -332,25 +288,3 @@ def test_names_of_250_bytes_and_names_that_are_no_text_are_inputs(tree):
         file.write(png(5))
     assert sources(jobs("in")) == [0, 5, 4, 1]
     assert dict(names(jobs("in")))[odd] == os.fsdecode(b"odd\xff")
-
-
-HEIF = importlib.util.find_spec("pillow_heif") is not None
-
-
-def test_heic_is_read_with_the_extra_and_named_without(tree, monkeypatch):
-    from superres.tasks import pictures
-
-    content = b"\0\0\0\x18ftypheic" + bytes(40)
-    if HEIF:
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
-        Image.fromarray(np.full((64, 64, 3), 90, np.uint8)).save(tree / "a.heic", quality=100)
-        content = (tree / "a.heic").read_bytes()
-        image = pictures.read_image(tree / "a.heic")
-        assert image.shape == (64, 64, 3)
-        assert abs(int(image.mean()) - 90) <= 2
-    (tree / "b.heic").write_bytes(content)
-    monkeypatch.setattr(pictures, "formats", lambda: ("PNG",))
-    with pytest.raises(InvalidInputError, match="needs the heic extra"):
-        pictures.read_image(tree / "b.heic")

@@ -15,18 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import made_from, plan, upscale
 from PIL import Image
 
 from superres.batch.inputs import find_inputs
-from superres.batch.record import Request, RunSettings
 from superres.batch.run_options import BatchOptions
-from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.evaluation.survey_methods import read_folder
 from superres.system import folders
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask
+from tests.batch.helpers import pack, plan, png, read, upscale
 
 pyarrow = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
 parquet = pytest.importorskip("pyarrow.parquet", reason="the parquet extra is not installed")
@@ -36,24 +34,11 @@ BAD = [b"no picture", b"", b"\x89PNG\r\n\x1a\n"]
 OTHER = {"txt": ".txt", "JSON": ".json", "xmp": ".xmp", "cr3": ".cr3"}
 
 
-def png(value):
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def read(paths, **options):
+def values_of(paths, **options):
     """Return the values of the pictures that are read, by input, and the inputs that fail."""
-    found = plan([str(path) for path in paths], BatchOptions(Path("out"), keep_tree=True,
-                                                             **options))
-    settings = RunSettings("toy@0123", DecodeConfig(), BatchOptions(Path("out")), FaceTask(8, 32))
-    done, failed = {}, []
-    for item in made_from(found, settings):
-        if isinstance(item, Request):
-            done[item.entry.input] = int(item.source[0, 0, 0])
-        else:
-            failed.append(item.row.input)
-    return done, failed
+    found = read(plan(map(str, paths), BatchOptions("out", keep_tree=True, **options)))
+    return ({name: value for name, value in found if isinstance(value, int)},
+            [name for name, error in found if isinstance(error, str)])
 
 
 def told(capsys, path):
@@ -106,7 +91,7 @@ class Known:
         """Read a container beside a picture, and compare."""
         beside = path.parent / "beside.png"
         beside.write_bytes(png(7))
-        done, failed = read([beside, path], **options)
+        done, failed = values_of([beside, path], **options)
         assert done.pop(str(beside)) == 7
         assert {name.removeprefix(f"{path}/"): value for name, value in done.items()} == self.done
         assert {name.removeprefix(f"{path}/") for name in failed} == self.failed
@@ -117,7 +102,7 @@ class Known:
         assert seen == used + self.left_out.total()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(10))
 def test_folders_add_up(tmp_path, capsys, seed):
     known, root, recursive = Known(seed), tmp_path / "in", seed % 2 == 1
     root.mkdir()
@@ -146,7 +131,7 @@ def test_folders_add_up(tmp_path, capsys, seed):
     known.check(root, capsys, recursive=recursive)
 
 
-@pytest.mark.parametrize("seed", range(45))
+@pytest.mark.parametrize("seed", range(14))
 def test_tar_files_add_up(tmp_path, capsys, seed):
     known, path = Known(seed), tmp_path / ("a.tar" if seed % 2 else "a.tar.gz")
     with tarfile.open(path, "w" if seed % 2 else "w:gz",
@@ -180,7 +165,7 @@ def test_tar_files_add_up(tmp_path, capsys, seed):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(10))
 def test_zip_files_add_up(tmp_path, capsys, seed):
     known, path = Known(seed), tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -248,7 +233,7 @@ def test_parquet_columns_of_every_binary_type_are_read(tmp_path, kind):
     else:
         column = pyarrow.array([png(3)], KINDS[kind])
     parquet.write_table(pyarrow.table({"image": column}), tmp_path / "a.parquet")
-    done, failed = read([tmp_path / "a.parquet"])
+    done, failed = values_of([tmp_path / "a.parquet"])
     assert (list(done.values()), failed) == ([3], [])
 
 
@@ -266,32 +251,11 @@ def test_many_containers_share_one_line(tmp_path, capsys, monkeypatch):
         (tmp_path / "in" / str(number)).mkdir(parents=True)
         (tmp_path / "in" / str(number) / f"{number}.png").write_bytes(png(1))
         (tmp_path / "in" / str(number) / "a.txt").touch()
-    read(sorted((tmp_path / "in").iterdir()))
+    values_of(sorted((tmp_path / "in").iterdir()))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert (lines[2] == "superres: 3 further folders and archives: 6 files: 3 used, 3 left out (3 "
             ".txt)")
-
-
-def test_names_that_no_output_can_have_cost_their_own_row(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-        for name in ("x\0y.png", "b.png"):
-            member = tarfile.TarInfo("a.png")
-            member.pax_headers, member.size = {"path": name}, len(png(4))
-            archive.addfile(member, io.BytesIO(png(4)))
-    summary = upscale(tmp_path / "a.tar", tmp_path / "out")
-    assert (summary.done, summary.failed) == (1, 1)
-
-
-@pytest.mark.parametrize(("name", "given"),
-                         [("out[1].png", "out[1].png"), ("in[1]/a.png", "in[1]/*.png"),
-                          ("in[1]/a.png", "in[1]"), ("in[1]/x/a.png", "in[1]/**/*.png")])
-def test_names_with_brackets_are_no_patterns_where_they_exist(tmp_path, monkeypatch, name, given):
-    monkeypatch.chdir(tmp_path)
-    for path, value in ((name, 5), ("out1.png", 6), ("in1/a.png", 6), ("in1/x/a.png", 6)):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(png(value))
-    assert read([given])[0] == {name: 5}
 
 
 def test_a_bad_line_of_a_list_fails_alone(tmp_path, monkeypatch):
@@ -341,9 +305,7 @@ def test_shards_are_read_by_webdataset_with_a_key_per_picture(tmp_path):
     webdataset = pytest.importorskip("webdataset")
     names = ["a.2019.png", "a.2020.png", "a_2020.png", ".b.png", "v1.0/c.d.png", "__x__/e.png",
              "odd\nfolder/f.png", "Case.png", "case.png"]
-    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
-        for name in names:
-            archive.writestr(name, png(1))
+    pack(tmp_path / "in.zip", dict.fromkeys(names, png(1)))
     rows = pyarrow.table({"image": [png(1), png(2)], "id": [7, 7]})
     parquet.write_table(rows, tmp_path / "in.parquet")
     upscale([tmp_path / name for name in ("in.zip", "in.parquet")], tmp_path / "out",

@@ -4,26 +4,20 @@ what was used."""
 from __future__ import annotations
 
 import json
-import os
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from batch_tools import contents, outputs, plan, rows_of, upscale
 from fakes import FakeUpscaler
-from killing import killed
 from PIL import Image
 
-from superres.batch.rows import merge
 from superres.batch.run_options import BatchOptions
-from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
-from superres.tasks.crops import parse_crop
-from superres.tasks.faces import FaceTask, area_reduce
+from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops
+from tests.batch.helpers import contents, outputs, plan, rows_of, upscale
 from tests.tasks.test_photos import astronaut, group_photo
 
 TASK = FaceTask(8, 32)
@@ -77,23 +71,6 @@ def test_every_face_is_an_output_with_a_row_a_record_and_one_line(photos, out, c
     assert contents(out) == before
 
 
-def test_merged_manifests_of_shards_have_the_order_of_one_run_and_samples_both_numbers(photos, out,
-                                                                                       tmp_path):
-    for index in range(3):
-        upscale(photos, out, decode=SAMPLED, samples=2, shard=(index, 3))
-    paths = [out / f"manifest-{index}-of-3.jsonl" for index in range(3)]
-    assert merge(paths, out / "manifest.jsonl") == {"ok": 12}
-    assert outputs(out)[-6:] == [f"d-face{face}-{sample}.png" for face in (1, 2, 3)
-                                 for sample in (1, 2)]
-    for path in paths:
-        path.unlink()
-    upscale(photos, tmp_path / "whole", decode=SAMPLED, samples=2)
-    assert contents(out) == contents(tmp_path / "whole")
-    upscaler = FakeUpscaler()
-    assert (upscale(photos, out, upscaler, SAMPLED, samples=2).skipped, upscaler.batches) == (12,
-                                                                                              [])
-
-
 def test_an_output_that_is_missing_or_damaged_is_made_again_with_the_faces_of_its_photo(photos,
                                                                                         out):
     upscale(photos, out)
@@ -105,14 +82,6 @@ def test_an_output_that_is_missing_or_damaged_is_made_again_with_the_faces_of_it
         summary = upscale(photos, out)
         assert (summary.done, summary.skipped, summary.failed) == (faces, 6 - faces, 0)
         assert contents(out) == before
-
-
-def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(photos, out, tmp_path):
-    upscale(photos, tmp_path / "whole", rows=2)
-    for calls in range(30, 70, 13):
-        assert killed(lambda: upscale(photos, out / str(calls), rows=2), calls)  # noqa: B023 -- called at once
-        assert upscale(photos, out / str(calls), rows=2).failed == 0
-        assert contents(out / str(calls)) == contents(tmp_path / "whole")
 
 
 def test_a_file_of_the_user_that_has_a_face_s_name_is_not_touched(photos, out):
@@ -196,43 +165,3 @@ def test_a_run_goes_on_after_one_of_a_release_whose_crops_were_upright(photos, o
     (out / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert upscale(photos, out).skipped == 6
     assert rows_of(out) == rows
-
-
-def test_a_turned_square_beyond_the_edge_is_given_found_in_the_manifest_and_drawn(photos, out,
-                                                                                  capsys):
-    words = ["upscale", photos / "c.png", "--output", out, "--accept", "distance", "--epsilon", 255,
-             "--device", "cpu"]
-    assert run(map(str, [*words, "--crop", "-12,30,150,-7.5"])) == 0
-    (row,), pixels = rows_of(out), np.asarray(astronaut())
-    crop = parse_crop("-12,30,150,-7.5")
-    assert row["crop"] == asdict(crop)
-    assert ("(-12, 30) turned by -7.5 degrees, partly beyond the picture, whose edges "
-            "are" in capsys.readouterr().err)
-    small = FaceTask(8, 64).source_of(crop.take(pixels))
-    with Image.open(row["output"]) as image:
-        np.testing.assert_array_equal(area_reduce(np.asarray(image), 8, 8, is_reduced=True), small)
-
-
-def test_the_command_upscales_the_faces_of_a_photo(photos, out, capsys):
-    words = ["upscale", photos / "d.png", photos / "c.png", "--output", out, "--accept", "distance",
-             "--epsilon", 255]
-    assert run(map(str, [*words, "--device", "cpu"])) == 0
-    assert sorted(os.listdir(out)) == [*NAMES[2:], "manifest.jsonl"]
-    err = capsys.readouterr().err
-    assert f"superres: {photos / 'd.png'} (900x400): crop face, 3 faces found" in err
-    assert "4 done, 0 skipped, 0 failed" in err
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["--crop", "left"], "superres: --crop must be face, centre, X,Y,SIZE in pixels from the top "
-     "left corner"),
-    (["--crop", "0,0,4"], "superres: --crop 0,0,4 has a SIZE of 4; the model needs at least 8 "
-     "pixels"),
-    (["--crop", "face", "--source", "lowres"], "superres: --crop face has no effect with --source "
-     "lowres"),
-])
-def test_the_command_refuses_a_bad_crop_in_one_line(photos, out, capsys, words, message):
-    assert run(["upscale", str(photos), "--output", str(out), "--device", "cpu", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(message)
-    assert not out.exists()

@@ -14,18 +14,8 @@ from stores import faulty_store, web_server
 
 from superres.batch.rows import latest_rows, merge
 from superres.errors import ConfigError, InvalidInputError, OutputError, PlaceError
-from superres.system import places
-from superres.system.places import (
-    check_url,
-    fetched,
-    files_in,
-    host_of,
-    move_to,
-    public,
-    read_place,
-    remove,
-    write_place,
-)
+from superres.system import paths, places, stores
+from superres.system.places import known_place, open_place, public
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import read_sources
 
@@ -48,7 +38,7 @@ def place(request, tmp_path, monkeypatch):
     if request.param == "memory":
         import fsspec
 
-        monkeypatch.setitem(places.PACKAGES, "memory", "fsspec")
+        monkeypatch.setitem(stores.PACKAGES, "memory", "fsspec")
         fsspec.filesystem("memory").store.clear()
         return "memory://there/below"
     return f"{request.getfixturevalue('store')}/{request.node.name}"
@@ -57,41 +47,43 @@ def place(request, tmp_path, monkeypatch):
 def test_what_is_written_is_read_listed_and_removed(place):
     content = {f"{number % 3}/{number:02d}.bin": os.urandom(1000 * number) for number in range(12)}
     for name, data in content.items():
-        write_place(f"{place}/{name}", data)
-    assert {name: read_place(f"{place}/{name}", 20_000) for name in content} == content
-    assert [found.name for found in files_in(place, recursive=True)] == sorted(content)
-    assert [found.name for found in files_in(f"{place}/1", "0")] == ["01.bin", "04.bin", "07.bin"]
-    assert [found.name for found in files_in(place)] == []
-    assert [found.name for found in files_in(f"{place}/nowhere")] == []
-    remove(f"{place}/1/01.bin")
-    remove(f"{place}/1/01.bin")
-    assert [found.name for found in files_in(f"{place}/1")] == ["04.bin", "07.bin", "10.bin"]
+        known_place(f"{place}/{name}").write(data)
+    assert {name: known_place(f"{place}/{name}").read(20_000) for name in content} == content
+    assert [found.name for found in known_place(place).files(recursive=True)] == sorted(content)
+    inside = known_place(f"{place}/1")
+    assert [found.name for found in inside.files("0")] == ["01.bin", "04.bin", "07.bin"]
+    assert [found.name for found in known_place(place).files()] == []
+    assert [found.name for found in known_place(f"{place}/nowhere").files()] == []
+    inside.join("01.bin").remove()
+    inside.join("01.bin").remove()
+    assert [found.name for found in inside.files()] == ["04.bin", "07.bin", "10.bin"]
 
 
 def test_a_file_moves_there_and_a_copy_is_read_here(place, tmp_path):
     content = os.urandom(11_000_000)  # more than a part of a multipart upload
     (tmp_path / "file").write_bytes(content)
-    move_to(str(tmp_path / "file"), f"{place}/deep/file")
+    known_place(f"{place}/deep/file").take(str(tmp_path / "file"))
     assert not (tmp_path / "file").exists()
-    with fetched(f"{place}/deep/file") as path, open(path, "rb") as file:
+    with known_place(f"{place}/deep/file").fetched() as path, open(path, "rb") as file:
         assert file.read() == content
-    assert os.path.exists(path) == (not places.is_url(place))
+    assert os.path.exists(path) == known_place(place).renames
 
 
 def test_what_is_missing_or_too_large_is_one_line(place):
-    write_place(f"{place}/large", bytes(3_000_000))
+    known_place(f"{place}/large").write(bytes(3_000_000))
     with pytest.raises(InvalidInputError, match=r"is over 2 MB|more than 2000000 bytes"):
-        read_place(f"{place}/large", 2_000_000)
+        known_place(f"{place}/large").read(2_000_000)
     with pytest.raises(InvalidInputError, match=r"does not exist|No such file") as caught:
-        read_place(f"{place}/nothing", 10)
+        known_place(f"{place}/nothing").read(10)
     assert "\n" not in str(caught.value)
 
 
 def test_a_copy_that_would_fill_the_disc_is_given_up_while_it_arrives(store, monkeypatch):
-    write_place(f"{store}/large", bytes(3_000_000))
-    free = SimpleNamespace(free=places.FREE_BYTES + 1_000_000)
+    known_place(f"{store}/large").write(bytes(3_000_000))
+    free = SimpleNamespace(free=paths.FREE_BYTES + 1_000_000)
     monkeypatch.setattr(places.shutil, "disk_usage", lambda folder: free)
-    with pytest.raises(InvalidInputError, match="over 1 MB"), fetched(f"{store}/large"):
+    with (pytest.raises(InvalidInputError, match="over 1 MB"),
+          known_place(f"{store}/large").fetched()):
         pass
 
 
@@ -104,46 +96,35 @@ def test_pages_of_a_listing_are_joined():
                     else {})
             return {"Contents": [{"Key": "in/"}, *found], **more}
 
-    found = list(places._s3_files(System(), "bucket/in", "s3://bucket/in", "", True, False))
+    found = list(stores.s3_files(System(), "bucket/in", "s3://bucket/in", "", True, False))
     assert [one.name for one in found] == ["0a.png", "0b.png", "1a.png", "1b.png", "2a.png",
                                            "2b.png"]
 
 
-@pytest.mark.parametrize("url", [
-    "ftp://host/a.png", "file:///etc/passwd", "simplecache::s3://faces/a", "ssh://host/x",
-    "memory://a/b", "://a",
+@pytest.mark.parametrize(("url", "message"), [
+    *((url, "has the scheme .*s3, gs, az, hf, http, https") for url in (
+        "ftp://host/a.png", "file:///etc/passwd", "simplecache::s3://faces/a", "memory://a/b",
+        "://a")),
+    *((url, "would be recorded") for url in (
+        "https://user:secret@host/a.png", "https://host/a.png?X-Amz-Signature=secret",
+        "https://host/a#secret", "s3://key:secret@bucket/a")),
+    ("s3:///a", "names no host or bucket"),
 ])
-def test_other_schemes_are_refused(url):
-    with pytest.raises(ConfigError, match=r"has the scheme .*s3, gs, az, hf, http, https"):
-        check_url(url)
-
-
-@pytest.mark.parametrize("url", [
-    "https://user:secret@host/a.png", "https://host/a.png?X-Amz-Signature=secret",
-    "https://host/a#secret", "s3://key:secret@bucket/a",
-])
-def test_a_url_with_a_secret_is_refused_and_not_shown(url):
-    with pytest.raises(ConfigError, match="would be recorded") as caught:
-        check_url(url)
-    assert "secret" not in str(caught.value)
-    assert "secret" not in public(url)
-
-
-def test_a_url_needs_a_host():
-    with pytest.raises(ConfigError, match="names no host or bucket"):
-        check_url("s3:///a")
-    assert host_of("S3://Bucket/a") == ("s3", "Bucket")
+def test_other_schemes_secrets_and_no_host_are_refused_and_secrets_not_shown(url, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_place(url)
+    assert "secret" not in str(caught.value) + public(url)
 
 
 def test_a_store_that_does_not_answer_is_told_apart_from_a_missing_file(store, monkeypatch):
-    monkeypatch.setattr(places, "ATTEMPTS", 1)
+    monkeypatch.setattr(stores, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    places._system.cache_clear()
+    stores.system_of.cache_clear()
     try:
         with pytest.raises(PlaceError, match="cannot read s3://faces/a at present"):
-            read_place("s3://faces/a", 10)
+            known_place("s3://faces/a").read(10)
     finally:
-        places._system.cache_clear()
+        stores.system_of.cache_clear()
 
 
 def test_web_servers_are_read_and_not_written_or_listed():
@@ -153,17 +134,17 @@ def test_web_servers_are_read_and_not_written_or_listed():
         return (200, {}, b"content") if path == "/a.png" else (404, {}, b"")
 
     with web_server(answer) as (address, _), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "ATTEMPTS", 2)
-        patch.setattr(places, "FIRST_WAIT", 0.01)
-        assert read_place(f"{address}/a.png", 100) == b"content"
+        patch.setattr(stores, "ATTEMPTS", 2)
+        patch.setattr(stores, "FIRST_WAIT", 0.01)
+        assert known_place(f"{address}/a.png").read(100) == b"content"
         with pytest.raises(InvalidInputError, match="does not exist"):
-            read_place(f"{address}/b.png", 100)
+            known_place(f"{address}/b.png").read(100)
         with pytest.raises(PlaceError, match="at present"):
-            read_place(f"{address}/cut", 100)
+            known_place(f"{address}/cut").read(100)
         with pytest.raises(OutputError, match="web servers are only read"):
-            write_place(f"{address}/c.png", b"")
+            known_place(f"{address}/c.png").write(b"")
         with pytest.raises(InvalidInputError, match="web servers have no folders"):
-            list(files_in(address))
+            list(known_place(address).files())
 
 
 def test_a_redirect_to_another_host_is_not_followed():
@@ -174,9 +155,9 @@ def test_a_redirect_to_another_host_is_not_followed():
             return (302, {"Location": target}, b"") if target else (200, {}, b"content")
 
         with web_server(answer) as (address, _):
-            assert read_place(f"{address}/same", 100) == b"content"
+            assert known_place(f"{address}/same").read(100) == b"content"
             with pytest.raises(InvalidInputError, match="which was not named"):
-                read_place(f"{address}/out", 100)
+                known_place(f"{address}/out").read(100)
     assert asked == []
 
 
@@ -189,32 +170,32 @@ def test_a_store_that_redirects_is_not_followed(monkeypatch):
             return 307, {"Location": f"{private}/faces/a", "Content-Type": "application/xml"}, body
 
         with web_server(answer) as (address, _):
-            monkeypatch.setattr(places, "ATTEMPTS", 2)
-            monkeypatch.setattr(places, "FIRST_WAIT", 0.01)
+            monkeypatch.setattr(stores, "ATTEMPTS", 2)
+            monkeypatch.setattr(stores, "FIRST_WAIT", 0.01)
             for name, value in (("AWS_ENDPOINT_URL", address), ("AWS_ACCESS_KEY_ID", "k"),
                                 ("AWS_DEFAULT_REGION", "r"), ("AWS_SECRET_ACCESS_KEY", "s")):
                 monkeypatch.setenv(name, value)
-            places._system.cache_clear()
+            stores.system_of.cache_clear()
             try:
                 with pytest.raises(InvalidInputError, match="which was not named"):
-                    read_place("s3://faces/a", 100)
+                    known_place("s3://faces/a").read(100)
             finally:
-                places._system.cache_clear()
+                stores.system_of.cache_clear()
     assert asked == []
 
 
 def test_without_the_extra_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    places._system.cache_clear()
+    stores.system_of.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'superres\[cloud\]'"):
-        read_place("s3://faces/a", 10)
+        known_place("s3://faces/a").read(10)
 
 
 def test_no_credential_is_printed(tmp_path):
     environment = {**os.environ, "AWS_ACCESS_KEY_ID": "AKIDENTITY",
                    "AWS_SECRET_ACCESS_KEY": "topsecret", "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
                    "AWS_MAX_ATTEMPTS": "1"}
-    code = ("from superres.system import places; places.ATTEMPTS = 1\n"
+    code = ("from superres.system import stores; stores.ATTEMPTS = 1\n"
             "from superres.cli.main import main; main()")
     done = subprocess.run([sys.executable, "-c", code, "manifest", "summary", "s3://faces/m.jsonl"],
                           env=environment, capture_output=True, text=True, check=False)
@@ -227,7 +208,7 @@ def test_no_credential_is_printed(tmp_path):
 def test_a_picture_at_a_url_is_read_as_that_of_a_path(place, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    write_place(f"{place}/a.png", (tmp_path / "a.png").read_bytes())
+    known_place(f"{place}/a.png").write((tmp_path / "a.png").read_bytes())
     sources = read_sources([f"{place}/a.png", tmp_path / "a.png"], FaceTask(8, 32))
     assert np.array_equal(sources.images, [pixels, pixels])
     with pytest.raises(InvalidInputError, match=r"none\.png"):

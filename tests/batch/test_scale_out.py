@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batch_tools import contents, upscale
 from PIL import Image
 
 from superres.checkpoint import save_checkpoint
@@ -23,6 +22,7 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.errors import ConfigError, SuperresError
 from superres.nn.model import EncoderDecoder
 from superres.pipeline.upscaler import Upscaler
+from tests.batch.helpers import contents, upscale
 from tests.tasks.test_photos import group_photo
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")

@@ -12,7 +12,6 @@ import lzma
 import os
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import tarfile
@@ -27,9 +26,8 @@ from pyarrow import parquet
 
 from superres.batch.archives import DAMAGED, READER, list_members, read_members
 from superres.errors import InvalidInputError
-from superres.system import unpacking
 from superres.system.folders import Tally
-from superres.system.unpacking import Gate, Unpacked, array_header, read_array, tar_members
+from superres.system.unpacking import Gate, read_array
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
@@ -50,41 +48,54 @@ def overlapping(path):
             archive.filelist.append(again)
 
 
+CLAIM, HUGE = "an extended header claims 3,221,225,472 bytes", f"a member claims {1 << 60:,} bytes"
+MUCH = "it unpacks to over "
+
+
 def hostile(folder):
-    """Write the archives of the issue, and some more, and return their paths."""
-    gig = zeros(1 << 30)
-    files = {
-        "pax.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig,
-        "global.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig,
-        "long.tar.gz": gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
-        "huge.tar": tar_header("a.png", 1 << 60),
-        "skip.tar": tar_header("a.bin", 1 << 60) + bytes(10_240),
-        "skip.tar.gz": gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24),
-        "negative.tar": tar_header("a.png", -5) + bytes(10_240),
-        "sparse.tar": tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
-        "members.tar.gz": gzip.compress(tar_header("a.png", 0) * 400_000),
-        "headers.tar": (tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0"))
-        * 20_000, "bomb.tar.xz": lzma.compress(tar_header("a.bin", 1 << 32) + bytes(1 << 24)) * 200,
-        "bomb.tar.bz2": bz2.compress(tar_header("a.bin", 1 << 33)) + bz2.compress(bytes(1 << 24))
-        * 300,
+    """Write archives that claim much, and return by name why they are refused."""
+    gig, large = zeros(1 << 30), tar_header("a.bin", 1 << 24) + bytes(1 << 24)
+    tar_files = {
+        "pax.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.XHDTYPE)) + gig, CLAIM),
+        "global.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.XGLTYPE)) + gig, CLAIM),
+        "long.tar.gz": (gzip.compress(tar_header("x", 3 << 30, tarfile.GNUTYPE_LONGNAME)) + gig,
+                        CLAIM),
+        "huge.tar": (tar_header("a.png", 1 << 60), HUGE),
+        "skip.tar": (tar_header("a.bin", 1 << 60) + bytes(10_240), HUGE),
+        "skip.tar.gz": (gzip.compress(tar_header("a.bin", 1 << 60)) + zeros(1 << 24), HUGE),
+        "early.tar.gz": (gzip.compress(tar_header("a.bin", 1 << 28)) + zeros(1 << 24),
+                         "it ends early"),
+        "negative.tar": (tar_header("a.png", -5) + bytes(10_240), "a member claims -5 bytes"),
+        "sparse.tar": (tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(10_240),
+                       "it has sparse members"),
+        "members.tar.gz": (gzip.compress(tar_header("a.png", 0) * 400_000), "it has over "),
+        "headers.tar": ((tar_header("x", 5, tarfile.GNUTYPE_LONGNAME) + b"a.png".ljust(512, b"\0"))
+                        * 20_000, "it has too many extended headers before a member"),
+        "bomb.tar.xz": (lzma.compress(large) * 200, MUCH),
+        "bomb.tar.bz2": (bz2.compress(large) * 300, MUCH),
     }
-    for name, content in files.items():
+    arrays = {
+        "claim": (npy((1, 8, 8, 3), 2_000_000_000), b"", "EOF: reading array header"),
+        "negative": (npy((-1, 8, 8, 3)), b"", "lr must be uint8 [N, H, W, 3], not uint8 [-1, 8"),
+        "empty": (npy((10**12, 0, 8, 3)), b"", "lr must be uint8 [N, H, W, 3], not uint8 [100"),
+        "lying": (npy((1 << 40, 8, 8, 3)), bytes(1000), "lr claims 211,106,232,532,992 bytes and"),
+        "tall": (npy((1, 1 << 31, 1 << 31, 3)), bytes(1000), "lr claims 13,835,058,055,282,"),
+        "zeros": (npy((4_000_000, 8, 8, 3)), bytes(4_000_000 * 192), "it has over "),
+    }
+    for name, (content, _) in tar_files.items():
         (folder / name).write_bytes(content)
-    for name, start, content in (
-        ("claim", npy((1, 8, 8, 3), 2_000_000_000), b""), ("negative", npy((-1, 8, 8, 3)), b""),
-        ("empty", npy((10**12, 0, 8, 3)), b""),
-        ("lying", npy((1 << 40, 8, 8, 3)), bytes(1000)),
-        ("tall", npy((1, 1 << 31, 1 << 31, 3)), bytes(1000)),
-        ("zeros", npy((4_000_000, 8, 8, 3)), bytes(4_000_000 * 192))):
+    for name, (start, content, _) in arrays.items():
         (folder / f"{name}.npz").write_bytes(npz(start, content))
     overlapping(folder / "overlap.zip")
     parquet_dictionary(folder / "dictionary.parquet")
     parquet_dictionary(folder / "rows.parquet", 2_000_000, 400)
     parquet_dictionary(folder / "many.parquet", 100, 500_000)
     parquet_lie(folder / "lie.parquet")
-    return [*files, "overlap.zip", "claim.npz", "negative.npz", "empty.npz", "lying.npz",
-            "tall.npz", "zeros.npz", "dictionary.parquet", "rows.parquet", "many.parquet",
-            "lie.parquet"]
+    return {**{name: reason for name, (_, reason) in tar_files.items()},
+            **{f"{name}.npz": reason for name, (_, _, reason) in arrays.items()},
+            "overlap.zip": MUCH, "dictionary.parquet": "it takes over 500 MB of memory to unpack",
+            "rows.parquet": MUCH, "many.parquet": "it has over ",
+            "lie.parquet": "it takes over 500 MB of memory to unpack"}
 
 
 UPSCALE = """
@@ -98,7 +109,8 @@ from superres.batch.opening import open_inputs
 def seconds():
     ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     going = [psutil.Process(child.process.pid).cpu_times() for child in READER._idle]
-    return sum(one.ru_utime + one.ru_stime for one in ended) + sum(one.user + one.system for one in going)
+    return sum(one.ru_utime + one.ru_stime for one in ended) + sum(
+        one.user + one.system for one in going)
 
 before = seconds()
 for path in sys.argv[2:]:
@@ -142,99 +154,15 @@ def measured(code, *paths):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
-    return folder, hostile(folder)
-
-
 @pytest.mark.slow
-def test_small_archives_that_claim_much_take_little(archives):
-    folder, names = archives
-    assert len(names) == 23
-    for name, (megabytes, seconds, told) in zip(names,
-                                                measured(UPSCALE,
-                                                         *(folder / name for name in names)),
-                                                strict=True):
-        assert "is damaged or not an archive" in told[-1], (name, told)
+def test_small_archives_that_claim_much_take_little(tmp_path):
+    reasons = hostile(tmp_path)
+    found = measured(UPSCALE, *(tmp_path / name for name in reasons))
+    for (name, reason), (megabytes, seconds, told) in zip(reasons.items(), found, strict=True):
+        assert f"is damaged or not an archive ({reason}" in told[-1], (name, told)
         assert "\n" not in told[-1]
         assert megabytes < 200, (name, megabytes)
         assert seconds < 12, (name, seconds)
-
-
-def small(folder, kind):
-    """Write a small archive of a few pictures, and return its content, unpacked if it is a tar
-    file."""
-    path, pictures = folder / f"a.{kind}", {f"x/{number}.png": os.urandom(50 * number)
-                                            for number in (1, 2, 3)}
-    if kind == "npz":
-        np.savez_compressed(path, lr=np.stack([PICTURE] * 3), ids=np.arange(3))
-    elif kind == "parquet":
-        written(path, 3)
-    elif kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in pictures.items():
-                archive.writestr(name, content * 9)
-    else:
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT if kind == "tar.gz"
-                          else tarfile.PAX_FORMAT) as archive:
-            for name, content in pictures.items():
-                member = tarfile.TarInfo(name if len(content) < 100 else "deep/" * 50 + name)
-                member.size, member.mtime = len(content), 1.5
-                archive.addfile(member, io.BytesIO(content))
-            link = tarfile.TarInfo("link.png")
-            link.type, link.linkname = tarfile.SYMTYPE, "x/1.png"
-            archive.addfile(link)
-    return path.read_bytes()
-
-
-def mutated(content, rng):
-    """Return content with some bytes and numbers changed, and parts cut out, or repeated up to
-    10,000 times."""
-    found = bytearray(content)
-    for _ in range(rng.integers(4)):
-        place, length = rng.integers(len(found) + 1), int(rng.choice([1, 4, 12, 512, 1536]))
-        if len(found) > 512 and rng.integers(2):
-            place -= place % 512
-        part = bytes(found[place : place + length])
-        put = [rng.bytes(length), b"", b"\xff" * length, b"7" * length, b"2 " * (length // 2),
-               part * int(rng.choice([2, 100, 10_000]))][rng.integers(6)]
-        found[place : place + length] = put[: 2_000_000]
-    return bytes(found)
-
-
-def summed(content):
-    """Return a tar file whose headers have their right sums, so that what is in them counts."""
-    found = bytearray(content)
-    for place in range(0, len(found) - 511, 512):
-        if found[place + 257 : place + 262] == b"ustar":
-            found[place + 148 : place + 156] = b" " * 8
-            found[place + 148 : place + 156] = b"%06o\0 " % sum(found[place : place + 512])
-    return bytes(found)
-
-
-PACK = {"tar.gz": gzip.compress, "tar.bz2": bz2.compress, "tar.xz": lzma.compress}
-KINDS = ("tar", *PACK, "zip", "npz", "parquet")
-MUTATIONS = 300 if os.environ.get("SUPERRES_FUZZ_SECONDS") else 5  # of each kind
-
-
-def test_mutated_archives_take_little_of_the_process_that_reads_them(tmp_path):
-    rng, paths = np.random.default_rng(0), []
-    for kind in KINDS:
-        content = small(tmp_path, kind)
-        for number in range(MUTATIONS):
-            changed = mutated(content, rng)
-            changed = summed(changed) if "tar" in kind and number % 2 else changed
-            changed = PACK.get(kind, bytes)(changed)
-            paths.append(tmp_path / f"{number}.{kind}")
-            paths[-1].write_bytes(mutated(changed, rng) if number % 5 == 0 else changed)
-    found = measured(UPSCALE, *paths)
-    assert len(found) == len(KINDS) * MUTATIONS
-    for path, (megabytes, seconds, told) in zip(paths, found, strict=True):
-        assert megabytes < 400, (path, megabytes)
-        assert seconds < 5, (path, seconds)
-        assert all("\n" not in one and len(one) < 1000 for one in told), told
-    assert len(found) // 4 < sum(bool(told) for _, _, told in found) < len(found)
 
 
 @pytest.mark.slow
@@ -251,27 +179,24 @@ def test_data_to_train_on_claim_no_more_than_they_have(tmp_path, shape):
     assert seconds < 12
 
 
-def test_honest_archives_of_every_compression_are_read(tmp_path):
-    buffer = io.BytesIO()
-    # long names, in each format of tar
-    names = [f"{'deep/' * 60}{number}.png" for number in range(40)]
-    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
-            for name in names:
-                member = tarfile.TarInfo(name)
-                content = os.urandom(3000)
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-        plain = buffer.getvalue()
-        two = gzip.compress(plain[:5000]) + gzip.compress(plain[5000:]) + bytes(512)
-        for packed in (plain, gzip.compress(plain), bz2.compress(plain), lzma.compress(plain), two,
-                       lzma.compress(plain, format=lzma.FORMAT_ALONE)):
-            (tmp_path / "a").write_bytes(packed)
-            with open(tmp_path / "a", "rb") as file:
-                assert [member.name for member, _ in tar_members(file, Gate(0))] == names
-            with open(tmp_path / "a", "rb") as file:
-                assert Unpacked(file, Gate(0)).read(2 * len(plain))[: len(plain)] == plain
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_honest_tar_files_of_every_compression_are_read_and_cut_ones_are_refused(tmp_path, form):
+    pictures = {f"{'deep/' * 60}{number}.png": os.urandom(3000) for number in range(40)}
+    with tarfile.open(fileobj=(buffer := io.BytesIO()), mode="w", format=form) as archive:
+        for name, content in pictures.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    plain, path = buffer.getvalue(), tmp_path / "a.tar"
+    two = gzip.compress(plain[:5000]) + gzip.compress(plain[5000:]) + bytes(512)
+    for packed in (plain, gzip.compress(plain), bz2.compress(plain), lzma.compress(plain), two,
+                   lzma.compress(plain, format=lzma.FORMAT_ALONE)):
+        path.write_bytes(packed)
+        assert read(path) == (list(pictures), list(pictures.values()), None)
+        path.write_bytes(packed[: len(packed) // 2])
+        names, _, told = read(path)
+        assert names == list(pictures)[: len(names)] != list(pictures)
+        assert told
 
 
 @pytest.mark.parametrize("packed", [0, 100, 10**6])
@@ -333,40 +258,15 @@ def test_every_container_lets_as_many_members_through_as_its_size_justifies(tmp_
             assert f"it has over {most:,} members, too many for its size" in told
 
 
-def test_a_cut_archive_ends_early(tmp_path):
-    content = gzip.compress(os.urandom(100_000))
-    (tmp_path / "a").write_bytes(content[:50_000])
-    with open(tmp_path / "a", "rb") as file, pytest.raises(EOFError, match="it ends early"):
-        Unpacked(file, Gate(0)).read(1 << 20)
-
-
-def test_xz_takes_a_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "MOST_DICTIONARY", 1_000_000)
-    (tmp_path / "a").write_bytes(lzma.compress(bytes(100), preset=9))
-    with open(tmp_path / "a", "rb") as file, pytest.raises(lzma.LZMAError, match=r"[Mm]emory"):
-        Unpacked(file, Gate(0)).read(100)
-
-
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_arrays_of_numpy_are_read_as_numpy_reads_them(tmp_path, version):
     pictures = np.stack([PICTURE] * 5)
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, pictures, version)
-    stream.seek(0)
-    assert array_header(stream) == ((5, 8, 8, 3), False, np.dtype(np.uint8))
-    np.savez_compressed(tmp_path / "a.npz", hr=pictures, ids=np.arange(5, dtype=np.int32),
-                        none=pictures[:0], turned=np.asfortranarray(pictures))
+    np.lib.format.write_array(stream := io.BytesIO(), pictures, version)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("lr.npy", stream.getvalue())
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
-        assert np.array_equal(read_array(archive, "hr"), pictures)
-        assert np.array_equal(read_array(archive, "turned"), pictures)
-        assert np.array_equal(read_array(archive, "ids"), np.arange(5))
-        assert read_array(archive, "none").shape == (0, 8, 8, 3)
-
-
-def test_arrays_that_are_none_are_refused():
-    for content in (b"", b"no array at all", b"\x93NUMPY\x09\0" + bytes(20)):
-        with pytest.raises((ValueError, struct.error)):
-            array_header(io.BytesIO(content))
+        np.testing.assert_array_equal(read_array(archive, "lr"), pictures)
+    np.testing.assert_array_equal(read(tmp_path / "a.npz")[1], pictures)
 
 
 def written(path, count=50, size=300):
@@ -437,30 +337,22 @@ def pax(*records, size=None):
 
 @pytest.mark.parametrize(("content", "told"), [
     (pax(b"15 comment=abc\n"), None), (pax(b"14 path=b.png\n"), None),
-    (pax(b"2 " * 4000 + b"a=b\n"), "an extended header is damaged"),
-    (pax(b"9 a=b\n"), "an extended header is damaged"),
-    (pax(b"10 size=-5\n"), "an extended header is damaged"),
-    (pax(b"0 a=b\n"), "an extended header is damaged"),
+    (pax(b"11 size=-5\n"), "a member claims -5 bytes"),
+    (pax(b"30 size=%021d\n" % 3), None), (pax(b"0 a=b\n"), "a header is damaged: "),
     (pax(bytes(10_001)), "an extended header claims 10,001 bytes"),
-    (pax(b"30 size=%021d\n" % 3), "an extended header is damaged"),
     *((pax(record), "it has sparse members") for record in (
-        b"22 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"24 GNU.sparse.map=0,100\n")),
+        b"22 GNU.sparse.size=10\n", b"24 GNU.sparse.map=0,100\n")),
     (tar_header("a.png", 512, tarfile.GNUTYPE_SPARSE) + bytes(1024), "it has sparse members"),
     (tar_header("a.png", 3) + b"abc".ljust(512, b"\0") + b"x" + bytes(511), "a header is damaged: "
      "bad checksum"),
-    (tar_header("a.png", 3) + b"abc".ljust(512, b"\0") + b"x" * 100, "it ends early"),
-    (b"", "it is empty")])
+    (tar_header("a.png", 3) + b"abc".ljust(512, b"\0") + b"x" * 100, "a header is damaged: trunc"),
+    (b"", "empty file")])
 def test_extended_headers_of_tar_files_are_short_and_sound(content, told, tmp_path):
     (tmp_path / "a.tar").write_bytes(content)
     names, contents, error = read(tmp_path / "a.tar")
-    assert error == told
+    assert error is None if told is None else error.startswith(told)
     if told is None:
         assert (names, contents) == (["b.png" if b"b.png" in content else "a.png"], [b"abc"])
-
-
-def test_records_of_extended_headers_that_do_not_count_take_no_memory():
-    assert unpacking._records(b"8 abc=d\n14 path=b.png\n7 e=fg\n11 size=42\n") == {"path": "b.png",
-                                                                                   "size": "42"}
 
 
 def test_members_of_long_names_are_left_out_by_name(tmp_path):
@@ -505,14 +397,3 @@ def test_damaged_parquet_files_are_refused_in_one_line(tmp_path):
         refused += [error] if error is not None else []
     assert refused
     assert all("\n" not in error and 3 < len(error) < 500 for error in refused), refused
-
-
-def test_a_reader_that_is_killed_is_told(tmp_path, monkeypatch):
-    many(tmp_path / "a.zip", 1)
-    for end, told in (("os.abort()", "ended with signal 6"),
-                      ("sys.exit('full')", "ended with status 1"),
-                      ("print('half')", "its answer has over")):
-        READER.close()
-        monkeypatch.setattr("superres.system.confined._START", f"import os, sys; {end}")
-        with pytest.raises(ValueError, match=told):
-            list(list_members(str(tmp_path / "a.zip"), "a.zip", Tally("it")))

@@ -16,7 +16,7 @@ from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
 from superres.pipeline import line_translation as text
 from superres.pipeline.auto import load
-from superres.system.places import read_place, write_place
+from superres.system.places import known_place
 
 LINES = ["the man sees a dog", "", "a red house", "dog"]
 
@@ -147,10 +147,10 @@ def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, mon
                                                translate):
     pytest.importorskip("s3fs", reason="the cloud extra is not installed")
     with faulty_store(monkeypatch) as store:
-        write_place(f"{store}/in.txt", "\n".join(LINES).encode())
+        known_place(f"{store}/in.txt").write("\n".join(LINES).encode())
         code, *_ = translate("--input", f"{store}/in.txt", "--output", f"{store}/below/out.txt")
         assert code == 0
-        assert read_place(f"{store}/below/out.txt", 10_000).decode().splitlines() == wanted
+        assert known_place(f"{store}/below/out.txt").read(10_000).decode().splitlines() == wanted
         assert translate("--input", f"{store}/in.txt")[:2] == (0, wanted)
         for words, message in (
             (["--input", f"{store}/in.txt", "--output", f"{store}/in.txt"], "replace the input"),
@@ -163,5 +163,5 @@ def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, mon
         said = refused("translate", *LINES, "--checkpoint", checkpoint, "--output",
                        "s3://elsewhere/out.txt")
     (kept,) = tmp_path.glob("superres-*.txt")
-    assert said.endswith(f"the translations are in {kept}")
+    assert said.endswith(f"what was written is in {kept}")
     assert kept.read_text().splitlines() == wanted

@@ -180,10 +180,7 @@ def test_a_damaged_file_of_costs_is_refused_in_one_line(record, message, tmp_pat
     assert "\n" not in str(found.value)
 
 
-def test_what_does_not_go_with_it_is_refused():
+def test_a_fixed_width_is_refused():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0]
-    with pytest.raises(ConfigError, match="the block size of lookahead is the length of its "
-                       "n-grams"):
-        decode(model, source, DecodeConfig(adaptive=True, proposer="lookahead"))
     with pytest.raises(ConfigError, match=f"leave out the width {HEADS}"):
         decode(model, source, DecodeConfig(adaptive=True), width=HEADS)

@@ -125,6 +125,7 @@ def test_a_model_without_an_end_token_is_refused():
         beam_search(StepModel(random_model(SMALL)), random_tokens(SMALL, 1)[0], BeamConfig())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["plain", "native"])
 def test_select_moves_the_cache_of_a_session_of_pictures_too(engine):
     if engine == "native" and build.compiler() is None:

@@ -117,6 +117,7 @@ def engine():
     del ENGINES["own"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     *(DecodeConfig(3, proposer=name) for name in PROPOSERS), DecodeConfig(accept="top-k"),
     DecodeConfig(sampling="speculative", temperature=0.9),

@@ -97,8 +97,8 @@ def test_the_mask_of_a_step_is_that_of_the_papers_figure():
     assert [names[column] for column in layout.guesses] == [f"red {place}" for place in range(2, 7)]
 
 
-@pytest.mark.parametrize(("variant", "sizes"), zip(["base aids", "plain", "text", "sentences"],
-                                                   SIZES, strict=True))
+@pytest.mark.parametrize(("variant", "sizes"), [*zip(["base aids", "plain", "text", "sentences"],
+                                                     SIZES, strict=True)])
 def test_exact_equals_the_plain_greedy_decoder(variant, sizes):
     model, source = small(variant)
     check(decode(model, source, DecodeConfig(proposer="lookahead", **sizes)), sequential(variant),

@@ -109,3 +109,20 @@ def test_what_does_not_belong_to_the_model_is_refused_in_one_line(make, message)
     with pytest.raises(ConfigError, match=message) as caught:
         decode(model, source, DecodeConfig(block_size=3), proposer=make(model))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("variant", ["text", "base aids"])
+def test_jacobi_with_a_block_of_the_whole_target_is_algorithm_1(variant):
+    """Of Fu et al. (2024): all tokens are guessed from the guesses before them, until none
+    changes."""
+    network, (source, _) = random_model(VARIANTS[variant]), random_tokens(VARIANTS[variant], 1)
+    length, guesses = network.config.target_length, []
+    guess = torch.zeros(1, length, dtype=torch.int64)
+    while not guesses or not torch.equal(guess, guesses[-1]):
+        guesses.append(guess)
+        guess = network.scores(network(source, guess)).argmax(-1)
+    decoded = decode(StepModel(network), source, DecodeConfig(block_size=length, proposer="jacobi"))
+    assert torch.equal(decoded.tokens, guess)
+    # the start makes the first guess of all tokens
+    assert decoded.traces[0].iterations == len(guesses) - 1
+    assert 1 < len(guesses) - 1 <= length

@@ -23,8 +23,7 @@ from textual import (
 )
 
 import proposers
-import which_proposer
-from cost_model import expected_tokens
+import timed_variants
 from decodes import decode, result_of
 from proposers import Comparison, Variant, batch_of, parse_proposers
 from superres.checkpoint import save_checkpoint
@@ -117,11 +116,8 @@ def test_the_command_line_names_draft_counts_and_sampling(folder, capsys, tmp_pa
      "'superres train ngrams'"),
     (["--proposer", "source"], "--proposer must be one of heads, jacobi, draft, ngram, lookup, "
      "lookahead, not"),
-    (["--sampling", "speculative"], "needs a temperature above 0"),
     (["--proposer", "lookup", "--block-size", "21"], "block size 21 is more than the 20 target "
      "tokens"),
-    (["--proposer", "lookahead", "--adaptive"], "the block size of lookahead is the length of its "
-     "n-grams"),
 ])
 def test_bad_input_is_one_line(folder, capsys, words, message):
     assert message in refusal(capsys, "translate", "dog", "--checkpoint", folder, "--device", "cpu",
@@ -268,12 +264,13 @@ def test_a_teacher_of_other_tokens_or_for_another_stage_is_refused(folder, tmp_p
 @pytest.fixture
 def short(monkeypatch):
     """One round of measurements, which are not tested, in place of several."""
-    for name, value in (("ROUNDS", 1), ("SPLIT", 16), ("MAX_BLOCK_SIZE", 5)):
-        monkeypatch.setattr(proposers, name, value)
+    monkeypatch.setattr(timed_variants, "ROUNDS", 1)
+    monkeypatch.setattr(timed_variants, "SPLIT", 16)
+    monkeypatch.setattr(proposers, "MAX_BLOCK_SIZE", 5)
 
 
 @pytest.mark.usefixtures("short")
-def test_every_proposer_of_text_is_measured_beside_its_prediction(folder):
+def test_every_proposer_of_text_is_measured(folder):
     names = parse_proposers("all")
     assert names == list(PROPOSERS)
     translator = load(folder, "cpu")
@@ -284,14 +281,9 @@ def test_every_proposer_of_text_is_measured_beside_its_prediction(folder):
     by_name = {(row["proposer"], row["mode"]): row for row in report["rows"]}
     assert by_name.keys() == {(name, mode) for name in names for mode in proposers.MODES}
     for row in report["rows"]:
-        gamma = row["block_size"] - 1
         assert 0 <= row["alpha"] <= 1
         assert 1 <= row["mean_accepted_block_size"] <= row["block_size"]
-        candidates = 10 if row["proposer"] == "lookahead" else 1
-        assert row["predicted_tokens"] == pytest.approx(expected_tokens(row["alpha"], gamma,
-                                                                        candidates))
-        assert row["predicted_speed_up"] == pytest.approx(row["predicted_tokens"]
-                                                          / (gamma * row["c"] + 1))
+        assert min(row["speed_up"], row["verify"], row["best_block_size"]) > 0
     assert json.loads(json.dumps(report)) == report
     assert by_name["draft", "greedy"]["extra_bytes"] > by_name["ngram", "greedy"]["extra_bytes"] > 0
     assert by_name["draft", "greedy"]["alpha"] > 0.5
@@ -309,7 +301,7 @@ def test_the_cost_of_a_draft_is_that_of_its_steps(mode, monkeypatch):
         return step(session, *given)
 
     monkeypatch.setattr(StepSession, "step", timed)
-    monkeypatch.setattr(proposers, "Timer", lambda device: Timer(device, clock=lambda: now[0]))
+    monkeypatch.setattr(timed_variants, "Timer", lambda device: Timer(device, clock=lambda: now[0]))
     source = torch.zeros(1, verifier.model.config.source_length, dtype=torch.int64)
     alone = DecodeConfig(1, temperature=float(mode != "greedy"),
                          sampling="coupled" if mode == "greedy" else mode)
@@ -338,7 +330,7 @@ def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampl
     loop = BlockwiseLoop(algorithm, algorithm.model.session(source, 3), torch.arange(2))
     loop.run(1)
     while not loop.done():
-        assert proposers.verification(loop) > 0
+        assert timed_variants.verification(loop) > 0
         loop.run(1)
     assert loop.runs_whole == (engine == "native" and name in ("heads", "draft"))
     decoded = decode(model, source, options, proposer=proposer)
@@ -357,8 +349,6 @@ def test_the_script_compares_proposers(folder, capsys, tmp_path):
     assert document["conditions"]["temperature"] == 0.7
     assert min(row["block_size"] for row in document["rows"]["comparison"]["values"]["rows"]) <= 3
     assert proposers.views(document)["fastest"] in capsys.readouterr().out
-    which_proposer.main([out / "proposers-text.json"], out)
-    assert "| text | greedy | 1 |" in (out / "which-proposer.md").read_text()
     with pytest.raises(ConfigError, match=r"--proposers takes all, or names from heads, jacobi.* "
                        r"not 'left'"):
         parse_proposers("heads,left")

@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fakes import TINY, VARIANTS, limits_of, random_model, random_tokens
+from PIL import Image
 
 import superres
 from decodes import decode
@@ -172,7 +174,7 @@ print(superres.DecodeConfig(block_size=2, proposer="good", accept="good"))
 """
 
 
-def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_line_if_it_does_not_fit(packages):
+def test_a_plug_in_is_imported_when_its_name_is_chosen_and_refused_if_it_does_not_fit(packages):
     done = python(packages, "-c", LOOKED_UP)
     assert done.returncode == 0, done.stderr
     for registry in ("Proposer", "Criterion", "StepModel"):
@@ -190,18 +192,24 @@ def test_a_plug_in_is_imported_when_its_name_is_chosen_and_is_refused_in_one_lin
         "built-in engine")]
 
 
-def test_the_command_decodes_with_a_plug_in_and_says_why_another_cannot_be_used(packages, tmp_path):
+def test_the_command_decodes_with_plug_ins_exactly_and_says_why_another_cannot_be_used(packages,
+                                                                                       tmp_path):
+    """One process decodes with each of them."""
     save_checkpoint(random_model(SMALL, dtype=torch.float32), tmp_path / "small")
-    words = ["-m", "superres", "upscale",
-             str(Path(__file__).parents[2] / "scripts" / "faces" / "face-1.png"), "--checkpoint",
-             str(tmp_path / "small"), "--output", str(tmp_path), "--block-size", "8"]
-    done = python(packages, *words, "--proposer", "good", "--accept", "good", "--epsilon", "3",
-                  "--engine", "good")
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("*.png"))) == 1
-    refused = python(packages, *words, "--proposer", "exiting")
-    assert refused.returncode == 2
-    assert "exiting of the package its-exiting cannot be used" in refused.stderr.splitlines()[-1]
+    ways = {"greedy": ["--block-size", "1"], "proposer": ["--proposer", "good"],
+            "criterion": ["--accept", "good", "--epsilon", "3"], "engine": ["--engine", "good"],
+            "exiting": ["--proposer", "exiting"]}
+    face = Path(__file__).parents[2] / "scripts" / "faces" / "face-1.png"
+    commands = [["upscale", str(face), "--checkpoint", str(tmp_path / "small"), "--block-size",
+                 "8", "--output", str(tmp_path / way), *words] for way, words in ways.items()]
+    done = python(packages, "-c", "from superres.cli.main import run\n"
+                  f"print([run(command) for command in {commands!r}])")
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 2]", done.stderr
+    refused = done.stderr.splitlines()[-1]
+    assert "exiting of the package its-exiting cannot be used" in refused
+    greedy, proposed, accepted, _ = (np.asarray(Image.open(tmp_path / way / "face-1.png")).tolist()
+                                     for way in list(ways)[:4])
+    assert greedy == proposed != accepted
 
 
 def test_the_damaged_list_of_a_package_makes_one_warning(packages, tmp_path):

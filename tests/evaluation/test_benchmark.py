@@ -21,15 +21,13 @@ from superres.cli.main import run
 from superres.config import PRESETS
 from superres.errors import ConfigError
 from superres.evaluation import benchmark
-from superres.evaluation import beside as other_ways
 from superres.evaluation.benchmark import (
     benchmark_markdown,
     decode_costs,
     run_benchmark,
     write_benchmark,
 )
-from superres.evaluation.beside import gpt2, limits, limits_markdown
-from superres.evaluation.workload import StepWork, image_workload, step_work, text_workload, window
+from superres.evaluation.workload import image_workload, step_work, text_workload, window
 from superres.nn.attention import local_visible
 from superres.pipeline.upscaler import Upscaler
 from superres.system import machine
@@ -47,13 +45,6 @@ def upscaler():
     return Upscaler(random_model(TINY, dtype=torch.float32), "tiny", "0123", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Time as little as possible of what is beside."""
-    monkeypatch.setattr(other_ways, "PLAIN_SECONDS", {"cpu": 0.01})
-    monkeypatch.setattr(other_ways, "GENERATED", {"cpu": 4})
-
-
 @pytest.fixture(scope="module")
 def sources():
     return np.random.default_rng(0).integers(0, 256, (3, *TINY.source_shape)).astype(np.uint8)
@@ -67,15 +58,6 @@ def check_report(report, unit, ways):
         assert row["model_calls"] > 1
     greedy = [row for row in report["ways"] if row["way"] == "greedy"]
     assert {(row["speed_up"], row["mean_accepted_block_size"]) for row in greedy} == {(1.0, 1.0)}
-    engines_of = [row["engine"] for row in report["beside"] if row["batch"] == 1]
-    assert engines_of[:2] == [report["engine"], "plain"]
-    assert engines_of[2:] in ([], ["transformers, GPT-2 of this size"])
-    own = {row["way"]: row[f"{unit}s_per_second"] for row in report["ways"] if row["batch"] == 1}
-    for row in report["beside"]:
-        assert all(value > 0 for value in row.values() if not isinstance(value, str))
-        if row["engine"] == report["engine"] and row["batch"] == 1:
-            assert row["greedy"] == own["greedy"]
-            assert row["exact"] == own[[name for name in own if name.startswith("exact, k")][-1]]
     for row in report["steps"]:
         assert sum(value for name, value in row.items() if name.startswith("part_")) > 0
         assert row["iteration"] > 0
@@ -95,8 +77,7 @@ def test_images_are_decoded_in_every_way(upscaler, sources, tmp_path):
     assert set(report["memory"]) == {"1", "2"}
     text = benchmark_markdown(report)
     assert "| 2 | epsilon 2, adaptive |" in text
-    assert (text.count("\n| 1 |") == 5 + 2
-            + len([row for row in report["beside"] if row["batch"] == 1]))
+    assert text.count("\n| 1 |") == 5 + 2
     paths = write_benchmark(report, tmp_path / "out")
     assert [path.name for path in paths] == ["benchmark.json", "benchmark.md", "speed.png",
                                              "step.png"]
@@ -122,29 +103,6 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_greedy_decoding_is_not(
     assert len(report["steps"]) == 1
     assert "| 2 | greedy |" in benchmark_markdown(report)
     assert len(write_benchmark(report, tmp_path)) == 4
-
-
-def test_the_limits_of_a_device_are_those_of_its_memory_and_launches(upscaler, sources,
-                                                                     monkeypatch):
-    """With the CPU in place of a GPU."""
-    monkeypatch.setitem(other_ways.COPIED, "cpu", 1 << 20)
-    monkeypatch.setattr(other_ways, "free_bytes", lambda device: 1 << 30)
-    work = image_workload(upscaler, sources)
-    ways = decode_costs(work, 2, 1)
-    step = StepWork(1000, 10, 4, 2)
-    found = limits(work, step, ways, {"1": 1 << 19, "2": 1 << 20})
-    assert found["fitting"] == 2048
-    assert 0 < found["launch"] < 1
-    assert [row["way"] for row in found["rows"]] == ["greedy", "exact, k = 2", "epsilon 2, k = 2"]
-    for row in found["rows"]:
-        assert row["weights"] * found["bandwidth"] == pytest.approx(4000)
-        assert row["cache"] * found["bandwidth"] == pytest.approx(2 * 10 * 2)
-    greedy = ways[0]
-    assert (found["rows"][0]["iteration"] * greedy["model_calls"]
-            == pytest.approx(2 * greedy["seconds_per_image"]))
-    text = limits_markdown(found)
-    assert "about 2,048 rows would fit" in text
-    assert "| 2 | exact, k = 2 |" in text
 
 
 def test_the_batches_are_those_of_the_device_unless_some_are_given(monkeypatch, upscaler, sources):
@@ -246,11 +204,3 @@ def test_numbers_out_of_range_are_refused(upscaler, sources):
                                       ((1,), 0, "--repeats must be at least 1")):
         with pytest.raises(ConfigError, match=message):
             run_benchmark(image_workload(upscaler, sources), batches, repeats)
-
-
-def test_the_other_network_has_our_size(upscaler):
-    pytest.importorskip("transformers", reason="transformers is missing: pip install -e '.[peers]'")
-    same = gpt2(TINY)
-    ours = sum(weight.numel() for weight in upscaler.model.decoder.parameters())
-    assert (sum(weight.numel() for weight in same.transformer.h.parameters())
-            == pytest.approx(ours, rel=0.35))

@@ -32,11 +32,11 @@ from superres.evaluation.tuning import (
     within,
 )
 from superres.evaluation.tuning import tune_faces as search
+from superres.pictures.read import read_image
 from superres.pipeline.recorded_costs import COSTS
 from superres.system import machine
 from superres.tasks.face_data import FacePairs, read_faces
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.pictures import read_image
 
 EXACT = DecodeConfig(block_size=8)
 LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)

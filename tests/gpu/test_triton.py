@@ -45,8 +45,10 @@ CONFIG = replace(
 NETWORKS = {
     "one layer": CONFIG,
     # Widths that are no powers of two, as those of the second stage.
-    "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48, decoder_layers=2),
-    "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace", cell_remainder=False),
+    "padded": replace(CONFIG, width=48, attention_heads=3, filter_size=96, head_filter_size=48,
+                      decoder_layers=2),
+    "plain heads": replace(CONFIG, head_layer="per-head", ordinal_shape="laplace",
+                           cell_remainder=False),
     "no conditioning": replace(CONFIG, aligned_conditioning=False),
     "keys per pixel": replace(CONFIG, attention_keys="pixels", attention_block_length=1),
     "one head": replace(CONFIG, prediction_heads=1),
@@ -57,8 +59,8 @@ WAYS = {
     "top-k": DecodeConfig(4, accept="top-k", top_k=60), "minimum": DecodeConfig(6, min_block=3),
     "sampled": DecodeConfig(3, temperature=(0.9, 0.5, 0.7), seed=2**40 + 5),
     "nucleus": DecodeConfig(2, temperature=0.9, nucleus=0.9, accept="distance", epsilon=40,
-                            min_block=2), "speculative": DecodeConfig(4, temperature=0.9,
-                                                                      sampling="speculative"),
+                            min_block=2),
+    "speculative": DecodeConfig(4, temperature=0.9, sampling="speculative"),
     "filtered": DecodeConfig(3, temperature=(0.9, 1.1, 1.0), sampling="speculative", nucleus=0.9,
                              sample_top_k=90),
     "likeliest": DecodeConfig(2, temperature=0.9, sample_top_k=30, accept="top-k", top_k=9),
@@ -141,11 +143,9 @@ def test_bfloat16_blocks_have_the_tokens_of_single_steps():
     network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
     many = source.repeat(filling(source.device), 1)  # two rows per program
-    expected, blocks, alone, filled = (begun(engine, rows, DecodeConfig(size),
-                                             12).plain.state.tokens[:, :12]
-                                       for rows,
-                                       size in ((source, 1), (source, 5), (source[1:2], 8),
-                                                (many, 5)))
+    expected, blocks, alone, filled = (
+        begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens[:, :12]
+        for rows, size in ((source, 1), (source, 5), (source[1:2], 8), (many, 5)))
     assert torch.equal(blocks, expected)
     assert torch.equal(alone, expected[1:2])
     assert torch.equal(filled, expected.repeat(filling(source.device), 1))
@@ -308,9 +308,12 @@ def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypa
 
 
 LAYOUTS = """
-#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], order = [1, 0]}>
-#linear = #ttg.linear<{register = [[0, 0, 8], [1, 0, 0]], lane = [[0, 1, 0], [0, 0, 2]], warp = [], block = []}>
-#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [1, 4], instrShape = [16, 8]}>
+#blocked = #ttg.blocked<{sizePerThread = [1, 4], threadsPerWarp = [4, 8], warpsPerCTA = [4, 1], \
+order = [1, 0]}>
+#linear = #ttg.linear<{register = [[0, 0, 8], [1, 0, 0]], lane = [[0, 1, 0], [0, 0, 2]], \
+warp = [], block = []}>
+#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [1, 4], \
+instrShape = [16, 8]}>
 """
 REDUCED = """ %x = "tt.reduce"(%y) <{axis = AXIS : i32}> ({
   ^bb0(%a: KIND loc("a"), %b: KIND loc("b")):
@@ -336,11 +339,11 @@ def test_orders_of_sums_are_read_from_the_text_of_a_kernel():
                                                                  "parent = #linear}>")
     text += MULTIPLIED + MULTIPLIED.replace("%cst_9", "%y") + reduced(0, "16x64", "#mma",
                                                                       kind="f64")
+    product = "kWidth = 2, versionMajor = 2, versionMinor = 0, instrShape = [16, 8]"
     assert sum_orders(text) == [
-        "sum of 64 sizePerThread 4, threadsPerWarp 8, warpsPerCTA 1", "sum of 8 register [8], lane "
-        "[2]", *(f"product of 64, tf32x3, {start}: kWidth = 2, versionMajor = 2, versionMinor = 0, "
-                 "instrShape = [16, 8]"
-                 for start in ("from 0", "on")), "sum of 16 warpsPerCTA 1, instrShape 16"]
+        "sum of 64 sizePerThread 4, threadsPerWarp 8, warpsPerCTA 1",
+        "sum of 8 register [8], lane [2]", f"product of 64, tf32x3, from 0: {product}",
+        f"product of 64, tf32x3, on: {product}", "sum of 16 warpsPerCTA 1, instrShape 16"]
 
 
 @torch.inference_mode()
@@ -366,8 +369,9 @@ from superres.checkpoint import open_checkpoint
 from superres.gpu.decoder import compiled_for
 from superres.gpu.weights import HALF, HALF_PAIRS
 network = random_model(open_checkpoint(sys.argv[1]).network, dtype=torch.float32)
-settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}[sys.argv[2]]
-one, two = (compiled_for(network, True, tuning=tuning, **settings).sums for tuning in (HALF, HALF_PAIRS))
+settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}
+one, two = (compiled_for(network, True, tuning=tuning, **settings[sys.argv[2]]).sums
+            for tuning in (HALF, HALF_PAIRS))
 assert len(one) > 30
 assert one == two, sorted({*one} ^ {*two})
 """
@@ -400,11 +404,12 @@ from pathlib import Path
 from fakes import random_model
 from superres.checkpoint import open_checkpoint
 from superres.gpu.decoder import compiled_for
-half = sys.argv[1] == "half"
-made = compiled_for(random_model(open_checkpoint("celeba-8to32").network, dtype=torch.float32), half)
+network = random_model(open_checkpoint("celeba-8to32").network, dtype=torch.float32)
+made = compiled_for(network, sys.argv[1] == "half")
 Path("kernel.cubin").write_bytes(made.cubin)
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-usage = subprocess.run([tool, "-res-usage", "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+usage = subprocess.run([tool, "-res-usage", "kernel.cubin"], capture_output=True, text=True,
+                       check=True).stdout
 print(made.shared, made.scratch, max(map(int, re.findall(r"STACK:(\\d+)", usage))))
 """
 
@@ -433,7 +438,8 @@ def load(code):
         raise RuntimeError("the driver does not load it")
     return code
 
-compiled_and_loaded(lambda: compiled(twice, [torch.float32] * 2, {"COUNT": int(sys.argv[1])}, 4, (9, 0)), load)
+compiled_and_loaded(lambda: compiled(twice, [torch.float32] * 2, {"COUNT": int(sys.argv[1])}, 4,
+                                     (9, 0)), load)
 """
 
 

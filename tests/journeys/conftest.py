@@ -134,7 +134,7 @@ def frames(demo, monkeypatch):
     """What allows the frames of faces and translations one by one."""
     allowed, decoder = Frames(0), demo.decoder
     for one in (decoder.upscaler, decoder.translator):
-        monkeypatch.setattr(one, "stream", allowed.of(one.stream))
+        monkeypatch.setattr(one, "decode_stream", allowed.of(one.decode_stream))
     monkeypatch.setattr(decoder, "frame_seconds", 0.0)
     yield allowed
     allowed.release(ALL)

@@ -11,10 +11,10 @@ from browser_tools import check_wcag, choose_face, picture, see_as_drawn, upload
 from PIL import Image
 from skimage import data
 
+from superres.pictures.read import read_image
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, image_key
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 from superres.web.crops import take
 
 TASK = FaceTask(8, 32)

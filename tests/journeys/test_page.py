@@ -9,8 +9,8 @@ import numpy as np
 from browser_tools import decode, picture, see_as_drawn, upload
 from web_demo import ALL, FACES, LABELS, running, wait
 
+from superres.pictures.read import read_image
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import read_image
 
 PREVIEW = "document.querySelector('#preview .sr-input').dataset.turn"
 

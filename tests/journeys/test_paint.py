@@ -13,10 +13,10 @@ from skimage import data
 from stress_demo import encoded, huge_png, zipped
 from web_demo import FACES, LABELS
 
+from superres.pictures.files import formats
+from superres.pictures.mark import DRAWN
+from superres.pictures.read import read_image
 from superres.tasks.faces import FaceTask, area_reduce, image_key
-from superres.tasks.metadata import DRAWN
-from superres.tasks.picture_files import formats
-from superres.tasks.pictures import read_image
 from superres.web.crops import subjects
 from superres.web.files import MAX_FILE_BYTES
 from superres.web.paint import OTHERS, sampled

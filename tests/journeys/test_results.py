@@ -27,8 +27,8 @@ from typer.testing import CliRunner
 from web_demo import FACES, LABELS
 
 from superres.cli.main import app as commands
+from superres.pictures.read import read_image
 from superres.tasks.faces import image_key
-from superres.tasks.pictures import read_image
 from superres.web.turns import StoppedError
 
 SHOWN = "#results superres-viewer .sr-after"

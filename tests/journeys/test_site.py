@@ -22,12 +22,12 @@ from web_demo import FACES
 import superres
 from superres.cli.main import run
 from superres.evaluation.recording import stages_of
+from superres.pictures.mark import DRAWN
+from superres.pictures.read import Picture, read_image
+from superres.pictures.write import XMP_KEYWORD, encode_png
 from superres.pipeline.browser_export import exact_block
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
-from superres.tasks.image_files import XMP_KEYWORD, encode_png
-from superres.tasks.metadata import DRAWN
-from superres.tasks.pictures import Picture, read_image
 from superres.web.content import OTHERS, TEMPERATURE
 from superres.web.paint import pixels_of
 

@@ -9,10 +9,10 @@ from PIL import Image
 from skimage import data
 from web_demo import FACES, running
 
+from superres.pictures.read import read_image
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 from superres.web.crops import take
 
 SHOWN = "#results superres-viewer .sr-after"

@@ -53,14 +53,14 @@ def value(page, root="#results"):
 
 def record(pipeline, monkeypatch):
     """Return the list of the frames that a pipeline is going to yield."""
-    frames, stream = [], pipeline.stream
+    frames, stream = [], pipeline.decode_stream
 
     def recording(*arguments, **settings):
         for frame in stream(*arguments, **settings):
             frames.append(frame)
             yield frame
 
-    monkeypatch.setattr(pipeline, "stream", recording)
+    monkeypatch.setattr(pipeline, "decode_stream", recording)
     return frames
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from superres.config import DecodeConfig
-from superres.tasks.pictures import read_image
+from superres.pictures.read import read_image
 
 FACES = Path(__file__).parents[2] / "scripts" / "faces"
 FACE = FACES / "face-1.png"
@@ -20,7 +20,7 @@ def face(number=1):
     return read_image(FACES / f"face-{number}.png")
 
 
-def drawn(stream):
+def by_item(stream):
     """Return the results of a stream by the identity of their item."""
     return {id(one.item): one for done in stream.run() for one in done}
 

@@ -1,54 +1,47 @@
-"""The bundled checkpoint, end to end: what a user gets from a fresh clone."""
+"""The bundled checkpoints, end to end: what a user gets from a fresh clone."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import superres
 from superres.cli.main import run
+from superres.config import DecodeConfig
+from superres.evaluation.examples import SENTENCES
+from superres.system.folders import bundled_folder
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, area_reduce, enlarge
-from superres.tasks.pictures import read_image
+from tests.pipeline.helpers import FACES, face
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-FACES = SCRIPTS / "faces"
-NAME = "celeba-8to32"
-
-
-@pytest.fixture(scope="module")
-def upscaler():
-    return superres.load(NAME, device="cpu")
+load = functools.cache(functools.partial(superres.load, device="cpu"))
+CAPTIONS = ["A dog runs through the snow.", "Two men are talking on the street."]
 
 
-@pytest.fixture(scope="module")
-def sources():
-    return read_image(FACES / "face-1.png")[None]
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(("name", "given", "sizes"), [
+    ("celeba-8to32", face()[None], (3, 10)), ("multi30k-en-de", SENTENCES, (2, 10)),
+], ids=["faces", "text"])
+def test_exact_blocks_equal_one_token_at_a_time(name, given, sizes, temperature):
+    pipeline = load(name)
 
+    def decoded(size):
+        options = DecodeConfig(size, temperature=temperature)
+        result = pipeline.decode(given, options, width=pipeline.model_config.prediction_heads)
+        steps = sum(one.steps for one in result)
+        return [trace.sequence.tolist() for trace in result.traces], steps
 
-@pytest.fixture(scope="module", params=[0.0, 0.9], ids=["greedy", "sampling"])
-def sequential(request, upscaler, sources):
-    """One token a step, at the width of the largest block."""
-    width = upscaler.model_config.prediction_heads
-    options = superres.DecodeConfig(block_size=1, temperature=request.param)
-    return request.param, upscaler.decode(sources, options, width=width)
-
-
-def test_exact_blocks_equal_one_token_at_a_time_for_every_block_size(upscaler, sources, sequential):
-    temperature, reference = sequential
-    width = upscaler.model_config.prediction_heads
-    for k in (3, 10):
-        options = superres.DecodeConfig(block_size=k, temperature=temperature)
-        result = upscaler.decode(sources, options, width=width)
-        assert np.array_equal(result.images, reference.images), f"k={k}"
-        assert all(trace.tokens == 3072 for trace in result.traces)
-        assert all(trace.iterations < 3072
-                   for trace in result.traces), "no proposal was ever accepted"
+    expected, steps = decoded(1)
+    assert steps == sum(map(len, expected))
+    for size in sizes:
+        found, fewer = decoded(size)
+        assert found == expected, f"k={size}"
+        assert fewer < steps, "no proposal was ever accepted"
 
 
 def beside_a_hard_one(faces):
@@ -61,37 +54,44 @@ def beside_a_hard_one(faces):
     return np.concatenate([faces, hard.astype(np.uint8)])
 
 
-@pytest.mark.parametrize("way", [
-    {}, {"adaptive": True}, {"accept": "distance", "epsilon": 2}, {"accept": "top-k", "top_k": 3},
-    {"temperature": 0.9}, {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
-    {"temperature": (1.5, 0.9, 0.5), "accept": "distance"},
+@pytest.mark.parametrize(("name", "way"), [
+    *(("celeba-8to32", way) for way in (
+        {"adaptive": True}, {"accept": "distance", "epsilon": 2},
+        {"proposer": "draft", "temperature": 0.9, "sampling": "speculative"},
+        {"temperature": (1.5, 0.9, 0.5), "accept": "distance"})),
+    *itertools.product(["celeba-8to64", "celeba-8to64-doubling"],
+                       [{"block_size": 1}, {"temperature": 0.9}]),
 ], ids=str)
-def test_consistent_pictures_reduce_to_exactly_their_input(upscaler, sources, way):
-    inputs = beside_a_hard_one(sources)
-    result = upscaler(inputs, superres.DecodeConfig(**way, consistent=True))
-    assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
+def test_consistent_pictures_of_all_stages_reduce_to_exactly_their_input(name, way):
+    upscaler, given = load(name), beside_a_hard_one(face()[None])
+    result = upscaler(given, DecodeConfig(**way, consistent=True))
+    pictures = [given, *(stage.images for stage in result.stages)]
+    for small, large in itertools.pairwise(pictures):
+        side = small.shape[1]
+        assert np.array_equal(area_reduce(large, side, side, is_reduced=True), small)
+        assert np.array_equal(area_reduce(large, 8, 8, is_reduced=True), given)
 
 
-def test_consistent_pictures_of_the_int8_engine_reduce_to_their_input(sources):
-    inputs = beside_a_hard_one(sources)
-    loaded = superres.load(NAME, device="cpu", engine="native-int8")
-    result = loaded(inputs, superres.DecodeConfig(accept="distance", epsilon=2, consistent=True))
-    assert np.array_equal(area_reduce(result.images, 8, 8, is_reduced=True), inputs)
+def test_more_heads_take_fewer_steps():
+    wide = load("celeba-32to64")
+    larger = enlarge(face()[None], "lanczos", 32)
+    few, many = (wide(larger, DecodeConfig(accept="distance", epsilon=2, block_size=k))
+                 for k in (None, 10))
+    assert few[0].steps < 0.75 * many[0].steps
 
 
-def test_more_heads_take_fewer_steps(sources):
-    wide = superres.load("celeba-32to64", device="cpu")
-    ten, all_heads = (superres.DecodeConfig(accept="distance", epsilon=2, block_size=k)
-                      for k in (10, None))
-    larger = enlarge(sources, "lanczos", 32)
-    few, many = wide(larger, all_heads), wide(larger, ten)
-    assert all(less.model_calls < 0.75 * more.model_calls for less,
-               more in zip(few.traces, many.traces, strict=True))
+def test_captions_become_german_in_few_steps():
+    result = load("multi30k-en-de")(CAPTIONS, DecodeConfig())
+    first, second = result.texts
+    assert "Hund" in first
+    assert "Schnee" in first
+    assert "Zwei Männer" in second
+    assert 2 * sum(line.steps for line in result) < sum(line.tokens for line in result)
 
 
 def test_the_drawn_faces_serve_the_documented_commands(tmp_path, capsys, monkeypatch):
     drawn = tmp_path / "dev.npz"
-    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.syspath_prepend(FACES.parent)
     draw_dev = importlib.import_module("draw_dev")
     inputs = list(draw_dev.read_inputs(FaceTask(8, 32)).items())[:2]
     monkeypatch.setattr(draw_dev, "SAMPLES", 1)
@@ -104,25 +104,18 @@ def test_the_drawn_faces_serve_the_documented_commands(tmp_path, capsys, monkeyp
     assert json.loads(capsys.readouterr().out)["images"] == 1
 
 
-@pytest.mark.parametrize("way", [{"block_size": 1}, {"temperature": 0.9}], ids=str)
-@pytest.mark.parametrize("name", ["celeba-8to64", "celeba-8to64-doubling"])
-def test_every_picture_of_a_cascade_reduces_to_exactly_its_input(name, way, sources):
-    cascade = superres.load(name, device="cpu")
-    given = beside_a_hard_one(sources)
-    result = cascade(given, cascade.options(**way))
-    assert result.images.shape == (len(given), 64, 64, 3)
-    for small, large in itertools.pairwise(stage.images for stage in result.stages):
-        side = small.shape[1]
-        assert np.array_equal(area_reduce(large, side, side, is_reduced=True), small)
-        assert np.array_equal(area_reduce(large, 8, 8, is_reduced=True), given)
-
-
-def test_the_mask_of_the_bundled_cascade_belongs_to_its_weights_and_veils_eyes_rather_than_the_forehead():
-    upscaler = superres.load("celeba-8to64", "cpu")
+def test_the_mask_belongs_to_the_weights_and_veils_eyes_rather_than_the_forehead():
+    upscaler = load("celeba-8to64")
     assert upscaler.reliability is not None, "new weights need `superres calibrate`"
-    result = upscaler(np.stack([read_image(FACES / f"face-{number}.png") for number in (1, 2, 3,
-                                                                                        4)]))
+    result = upscaler(np.stack([face(number) for number in (1, 2, 3, 4)]))
     assert all(0.3 < share < 0.95 for share in result.reliable.mean((1, 2)))
     eyes, forehead = result.uncertainty[:, 30:36, 18:46], result.uncertainty[:, 18:25, 22:42]
     assert eyes.mean() > 1.5 * forehead.mean()
     assert result.reliable[:, 18:25, 22:42].mean() > result.reliable[:, 30:36, 18:46].mean() + 0.3
+
+
+def test_what_is_bundled_is_small():
+    for name in ("multi30k-en-de", "celeba-8to32"):
+        draft = bundled_folder() / f"{name}-draft" / "model.safetensors"
+        assert draft.stat().st_size <= 5 * 2**20
+        assert (bundled_folder() / name / "ngrams.safetensors").stat().st_size <= 5 * 2**20

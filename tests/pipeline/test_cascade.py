@@ -35,6 +35,7 @@ from superres.web.crops import Subject
 from superres.web.drawing import unfinished
 from superres.web.upscale_endpoint import report_of
 from superres.web.upscale_tab import frames_html, results_html
+from tests.pipeline.helpers import by_item, images_of, left_of
 from tests.survey.helpers import vote_through
 
 WAYS = {
@@ -125,12 +126,9 @@ def test_a_stream_of_any_batch_size_gives_the_pictures_of_a_call(way, cascade, s
     assert frames[0].earlier is not None
     faces = list(map(Face, sources, range(10, 15)))
     for rows in (1, 2, 5):
-        results = [one for done in cascade.refilled(feed_of(faces), WAYS[way], rows).run()
-                   for one in done]
-        images = {one.item.key: cascade.face_task.decode(one.tokens[None].numpy())[0]
-                  for one in results}
-        assert all((images[face.key] == image).all() for face,
-                   image in zip(faces, expected.images, strict=True))
+        made = by_item(cascade.refilled(feed_of(faces), WAYS[way], rows))
+        results = [made[id(face)] for face in faces]
+        assert (images_of(cascade, results) == expected.images).all()
         assert {len(stage_traces(one)) for one in results} == {2}
 
 
@@ -140,13 +138,10 @@ def test_pictures_of_the_size_between_the_stages_are_enlarged_by_the_last_one_al
     expected = cascade(large, DecodeConfig(3))
     assert expected.earlier is None
     faces = [Face(sources[0], 0), *map(Face, large, (0, 1)), Face(sources[1], 1)]
-    results = [one for done in cascade.refilled(feed_of(faces), DecodeConfig(3), 1).run()
-               for one in done]
-    assert sorted(len(stage_traces(one)) for one in results) == [1, 1, 2, 2]
-    images = {id(one.item): cascade.face_task.decode(one.tokens[None].numpy())[0]
-              for one in results}
-    assert all((images[id(face)] == image).all() for face, image in zip(faces[1:3], expected.images,
-                                                                        strict=True))
+    made = by_item(cascade.refilled(feed_of(faces), DecodeConfig(3), 1))
+    results = [made[id(face)] for face in faces]
+    assert [len(stage_traces(one)) for one in results] == [2, 1, 1, 2]
+    assert (images_of(cascade, results[1:3]) == expected.images).all()
     only = cascade.refilled(feed_of(map(Face, large, (0, 1))), DecodeConfig(3), 2)
     assert sum(map(len, only.run())) == 2
 
@@ -166,15 +161,13 @@ def test_the_stages_from_a_size_on_are_the_cascade_of_them_alone(cascade, folder
         assert (two.from_size(8)(later, options).images == alone).all()
         given = (first, inputs, later)
         faces = [Face(pictures[row], row) for row in range(2) for pictures in given]
-        done = [one for some in three.refilled(feed_of(faces), options, 2).run() for one in some]
-        drawn = {id(one.item): (three.face_task.decode(one.tokens[None].numpy())[0],
-                                stage_traces(one)) for one in done}
+        made = by_item(three.refilled(feed_of(faces), options, 2))
         for number, pictures in enumerate(given):
             expected = three(pictures, options)  # keys 0 and 1
-            for row in range(2):
-                image, traces = drawn[id(faces[3 * row + number])]
-                assert (image == expected.images[row]).all()
-                assert len(traces) == len(expected.stages) == 3 - number
+            own = [made[id(faces[3 * row + number])] for row in range(2)]
+            assert (images_of(three, own) == expected.images).all()
+            assert ({len(stage_traces(one)) for one in own} == {len(expected.stages)}
+                    == {3 - number})
     assert three.from_size(2) is three
     assert three.from_size(4).face_task == two.face_task == FaceTask(4, 16, (8,))
     assert three.from_size(4).revision == two.revision
@@ -231,23 +224,27 @@ def test_a_face_with_fewer_pixels_than_the_start_is_refused(monkeypatch):
         choose_crops(data.astronaut(), FaceTask(32, 64))
 
 
-@pytest.mark.parametrize("stage", ["first", "last"])
-def test_an_error_of_a_stage_loses_no_picture(stage, cascade, sources, monkeypatch):
-    faces = list(map(Face, sources, range(5)))
-    decoder = cascade.refilled(feed_of(faces), DecodeConfig(3), 2)
+@pytest.mark.parametrize(("broken", "more"), [
+    ("first", {}), ("last", {}), ("superres.pipeline.finish.sharpened", {"finish": "mean"}),
+    ("superres.pipeline.judging.judge", {"samples": 3}),
+])
+def test_an_error_loses_no_picture(broken, more, cascade, sources, rng, monkeypatch):
+    large = rng.integers(0, 256, (2, 4, 4, 3), np.uint8)
+    faces = list(map(Face, [*sources, *large], range(7)))
+    options = DecodeConfig(3, temperature=0.9 if "samples" in more else 0.0)
+    stream, done = cascade.refilled(feed_of(faces), options, 2, **more), []
 
-    def fail():
+    def fail(*_):
         raise ScoresError
-        yield []
 
-    monkeypatch.setattr(getattr(decoder, stage), "run", fail)
-    done = []
+    if "." in broken:
+        monkeypatch.setattr(broken, fail)
+    else:
+        monkeypatch.setattr(getattr(stream, broken), "run", lambda: map(fail, [0]))
     with pytest.raises(ScoresError):
-        done += decoder.run()
-    taken = {face.key for face in decoder.under_way}
-    assert len(taken) == len(decoder.under_way)
-    rest = {face.key for face in iter(lambda: (decoder._given(1, True) or [None])[0], None)}
-    assert taken | rest == {face.key for face in faces}
+        done.extend(one for some in stream.run() for one in some)
+    left = [*left_of(stream), *(one.item for one in done)]
+    assert sorted(map(id, left)) == sorted(map(id, faces))
 
 
 @pytest.mark.parametrize("side", [2, 4])
@@ -336,7 +333,7 @@ def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade
     (tmp_path / "photos").mkdir()
     for number, photo in enumerate(photos):
         Image.fromarray(photo).save(tmp_path / "photos" / f"{number}.png")
-    store, votes = tmp_path / "survey.db", tmp_path / "votes.jsonl"
+    store = tmp_path / "survey.db"
     methods = [f"name=large,checkpoint={folder}", f"name=small,checkpoint={folder},size=4",
                f"name=warm,checkpoint={folder},temperature=0.9,samples=2", "lanczos"]
     assert run(["survey", "create", "study", "--store", str(store), "--images",
@@ -367,8 +364,6 @@ def test_a_survey_compares_both_stages_with_enlargements_and_photographs(cascade
     records = [one for one in read_votes(opened, study) if one["kind"] == "main"]
     assert {one[f"sha256_{side}"] for one in records for side in "ab"} == digests
     opened.close()
-    assert run(["survey", "export", "study", "--store", str(store), "--output", str(votes)]) == 0
-    assert json.loads(votes.with_name("votes.study.json").read_text())["methods"] == study.methods
 
 
 @pytest.mark.parametrize(("spec", "message"), [

@@ -24,6 +24,7 @@ from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig, ModelConfig
 from superres.errors import ConfigError
+from superres.pictures.read import read_image
 from superres.pipeline import choose, pipeline
 from superres.pipeline.choose import (
     fastest_device,
@@ -36,7 +37,6 @@ from superres.pipeline.choose import (
 from superres.pipeline.resolved_options import combined, resolve_options
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
-from superres.tasks.pictures import read_image
 from tests.pipeline.helpers import FACE
 
 GPU = torch.device("cuda")

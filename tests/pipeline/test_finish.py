@@ -19,12 +19,13 @@ from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
 from superres.errors import ConfigError
+from superres.pictures.write import read_origin
 from superres.pipeline.cascade import stage_traces
 from superres.pipeline.finish import sharpened
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.consistency import projected
 from superres.tasks.faces import area_reduce
-from superres.tasks.image_files import read_origin
+from tests.pipeline.helpers import by_item, images_of
 
 GREEDY = DecodeConfig(3, consistent=True)
 FINISHED = ("mean", "sharp")
@@ -106,21 +107,21 @@ def test_a_finished_picture_is_the_sharpened_mean_and_reduces_to_exactly_its_inp
     assert (area_reduce(result.images, 2, 2) == sources).all()
     assert (area_reduce(result.images, 2, 2, is_reduced=True) == sources).all()
     drawer = upscaler.first or upscaler
-    drawn = [drawer(sources, GREEDY).images, drawer(sources[:, :, ::-1], GREEDY).images[:, :, ::-1]]
+    parts = [drawer(sources, GREEDY).images, drawer(sources[:, :, ::-1], GREEDY).images[:, :, ::-1]]
     if finish == "sharp":
         samples = drawer(sources, replace(GREEDY, temperature=0.7), samples=3).images
-        drawn = [samples[number::3] for number in range(3)]
-    mean = projected(sum(one.astype(np.int64) for one in drawn), len(drawn), sources)
+        parts = [samples[number::3] for number in range(3)]
+    mean = projected(sum(one.astype(np.int64) for one in parts), len(parts), sources)
     if upscaler.first is not None:
         assert (result.drawn == upscaler(mean, GREEDY).images).all()
     whole = mean if upscaler.first is None else result.drawn
     assert (result.images == [sharpened(*pair) for pair in zip(whole, sources, strict=True)]).all()
     kept = result.averaged[0]
-    assert (kept.images == drawn[0]).all()
+    assert (kept.images == parts[0]).all()
     assert result.earlier is (None if upscaler.first is None else kept)
-    assert len(result.averaged) == len(drawn)
+    assert len(result.averaged) == len(parts)
     tokens = sum(trace.tokens for trace in result.all_traces(0))
-    assert tokens == len(drawn) * drawer.tokens_per_image + (0 if upscaler.first is None else 3
+    assert tokens == len(parts) * drawer.tokens_per_image + (0 if upscaler.first is None else 3
                                                              * side**2)
     assert result.is_complete
     assert (result.after(0, 10**9) == result.as_drawn[0]).all()
@@ -132,25 +133,14 @@ def test_a_stream_of_several_sizes_gives_the_pictures_of_calls(finish, rows, ups
     three = upscalers["three"]
     faces = [Face(rng.integers(0, 256, (side, side, 3), np.uint8), 0) for side in (2, 8, 2, 4, 8,
                                                                                    2)]
-    decoder = three.refilled(feed_of(faces), GREEDY, rows, finish=finish)
-    made = {id(one.item): one for some in decoder.run() for one in some}
-    assert decoder.under_way == []
+    stream = three.refilled(feed_of(faces), GREEDY, rows, finish=finish)
+    made = by_item(stream)
+    assert stream.under_way == []
     for face in faces:
         result, alone = made[id(face)], three(face.source[None], GREEDY, finish=finish)
-        assert (three.face_task.decode(result.tokens[None].numpy()) == alone.images).all()
+        assert (images_of(three, [result]) == alone.images).all()
         assert [trace.accepted for trace in stage_traces(result)] == [
             trace.accepted for trace in alone.all_traces(0)]
-
-
-def test_an_error_loses_no_input_that_is_being_finished(upscalers, sources, monkeypatch):
-    faces = [Face(source, 0) for source in (*sources, *np.zeros((2, 4, 4, 3), np.uint8))]
-    decoder = upscalers["two"].refilled(feed_of(faces), GREEDY, 2, finish="mean")
-    monkeypatch.setattr("superres.pipeline.finish.sharpened",
-                        lambda *_: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(MemoryError):
-        list(decoder.run())
-    rest = list(iter(lambda: (decoder._given(1, True) or [None])[0], None))
-    assert sorted(map(id, [*decoder.under_way, *rest])) == sorted(map(id, faces))
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

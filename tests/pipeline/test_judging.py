@@ -18,7 +18,7 @@ from superres.checkpoint import read_checkpoint, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, Reliability
 from superres.decoding.batching import feed_of
-from superres.errors import CheckpointError, ConfigError, ScoresError
+from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.reliability import (
     calibrate_mask,
     least_faces,
@@ -27,7 +27,6 @@ from superres.evaluation.reliability import (
     threshold_of,
 )
 from superres.pipeline.choose import step_model
-from superres.pipeline.judging import judge
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
@@ -35,6 +34,7 @@ from superres.tasks.sheets import COVER, VEIL, face_sheet, veiled
 from superres.web.crops import Subject
 from superres.web.decoding import judged_last
 from superres.web.upscale_tab import command_html, results_html, viewer_html
+from tests.pipeline.helpers import by_item, images_of
 
 SAMPLED = DecodeConfig(3, temperature=0.9, consistent=True)
 
@@ -94,41 +94,29 @@ def test_bits_and_uncertainty_are_those_of_p1_token_by_token_over_all_stages(thr
 
 
 def test_the_likeliest_sample_of_each_input_is_kept(two, sources):
-    drawn = two(sources, SAMPLED, samples=4)
-    assert drawn.samples == [1, 2, 3, 4] * 3
+    all_four = two(sources, SAMPLED, samples=4)
+    assert all_four.samples == [1, 2, 3, 4] * 3
     for number in (1, 4):
         alone = two.decode(sources, SAMPLED, keys=[image_key(source, number) for source in sources])
-        assert (drawn.images[number - 1::4] == alone.images).all()
-    best = drawn.bits_per_dim.reshape(3, 4).argmin(1)
+        assert (all_four.images[number - 1::4] == alone.images).all()
+    best = all_four.bits_per_dim.reshape(3, 4).argmin(1)
     rows = best + np.arange(0, 12, 4)
     kept = two(sources, SAMPLED, samples=4, keep="likeliest")
     assert kept.samples == (best + 1).tolist()
-    assert (kept.images == drawn.images[rows]).all()
-    assert (kept.earlier.images == drawn.earlier.images[rows]).all()
-    assert [trace.accepted for trace in kept.traces] == [drawn.traces[row].accepted for row in rows]
-    ordered = drawn.by_likelihood(4)
+    assert (kept.images == all_four.images[rows]).all()
+    assert (kept.earlier.images == all_four.earlier.images[rows]).all()
+    assert [trace.accepted for trace in kept.traces] == [all_four.traces[row].accepted
+                                                         for row in rows]
+    ordered = all_four.by_likelihood(4)
     assert (np.diff(ordered.bits_per_dim.reshape(3, 4), axis=1) >= 0).all()
     assert ordered.samples[::4] == kept.samples
     for at_once in (1, 3, 16):
-        stream = two.refilled(feed_of([Face(source, 7) for source in sources]), SAMPLED, at_once, 4)
-        results = sorted((one for done in stream.run() for one in done),
-                         key=lambda one: [np.array_equal(one.item.source, source)
-                                          for source in sources].index(True))
+        faces = [Face(source, 7) for source in sources]
+        made = by_item(two.refilled(feed_of(faces), SAMPLED, at_once, 4))
+        results = [made[id(face)] for face in faces]
         assert [one.sample for one in results] == kept.samples
         assert [one.bits_per_dim for one in results] == kept.bits_per_dim.tolist()
-        assert (two.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
-                == kept.images).all()
-
-
-def test_an_error_loses_no_input_of_which_some_samples_are_drawn(two, sources, monkeypatch):
-    faces = [Face(source, 0) for source in sources]
-    stream = two.refilled(feed_of(faces), SAMPLED, 2, 3)
-    monkeypatch.setattr("superres.pipeline.judging.judge",
-                        lambda *_: (_ for _ in ()).throw(ScoresError))
-    with pytest.raises(ScoresError):
-        list(stream.run())
-    rest = list(iter(lambda: (stream._given(1, True) or [None])[0], None))
-    assert sorted(map(id, [*stream.under_way, *rest])) == sorted(map(id, faces))
+        assert (images_of(two, results) == kept.images).all()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -194,10 +182,8 @@ def test_stages_have_temperatures_of_their_own(three, sources):
     assert (second.images != alike[1].images).any()
     assert (last.images == three.last(second.images, replace(free, temperature=0)).images).all()
     faces = [Face(source, key) for source, key in zip(sources, (5, 6, 7), strict=True)]
-    drawn = {one.item.key: one.tokens for done in three.refilled(feed_of(faces), options, 2).run()
-             for one in done}
-    streamed = three.face_task.decode(torch.stack([drawn[key] for key in (5, 6, 7)]).numpy())
-    assert (streamed == last.images).all()
+    made = by_item(three.refilled(feed_of(faces), options, 2))
+    assert (images_of(three, [made[id(face)] for face in faces]) == last.images).all()
     assert three.record(options)["config"]["later_temperature"] == (0.5, 0.0)
 
 
@@ -250,10 +236,10 @@ def test_the_mask_has_its_coverage_on_faces_that_the_calibration_did_not_see(rng
 
 
 def test_the_mean_coverage_of_small_calibrations_is_at_least_the_wanted_one(rng):
-    drawn = np.array([threshold_of(*faces_of_known_error(rng, 150), 0.9) for _ in range(40)])
-    assert (drawn * (1 - 0.2 * drawn)).sum() / drawn.sum() >= 0.9
+    found = np.array([threshold_of(*faces_of_known_error(rng, 150), 0.9) for _ in range(40)])
+    assert (found * (1 - 0.2 * found)).sum() / found.sum() >= 0.9
     # without the correction for the number of faces, half of them
-    assert (drawn <= 0.5).mean() > 0.9
+    assert (found <= 0.5).mean() > 0.9
 
 
 def test_pixels_of_the_same_uncertainty_are_in_the_mask_together_and_there_may_be_none():
@@ -378,10 +364,3 @@ def test_the_page_shows_the_likeliest_sample_first_and_where_to_rely_on_it(calib
     assert "Where one can rely" not in results_html(upscaler, subject, SAMPLED, {"": unjudged})
     greedy_later = replace(SAMPLED, later_temperature=0.0)
     assert "--later-temperature 0.0" in command_html(upscaler, subject, greedy_later, last)
-
-
-def test_judging_refuses_nothing_that_was_drawn(two, sources):
-    judged = judge(two,
-                   [sources, *(stage.images for stage in two(sources, DecodeConfig(3)).stages)])
-    assert np.isfinite(judged.bits_per_dim).all()
-    assert (judged.uncertainty >= 0).all()

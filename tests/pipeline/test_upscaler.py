@@ -3,11 +3,8 @@ names, types, and the notebook."""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import pickle
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -35,18 +32,15 @@ from superres.errors import (
     CheckpointError,
     ConfigError,
     InvalidInputError,
-    OutputError,
     SuperresError,
 )
 from superres.pipeline import upscaler as module
 from superres.pipeline.auto import load
-from superres.pipeline.display import MOST_SHOWN
 from superres.pipeline.pipeline import at_intervals
 from superres.pipeline.registration import register_criterion, register_engine, register_proposer
 from superres.pipeline.resolved_options import SETTINGS
-from superres.pipeline.translated import Translated, Translation
+from superres.pipeline.translated import Translation
 from superres.pipeline.translator import Translator
-from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.system.machine import free_bytes
 from superres.tasks.photos import choose_crops
@@ -231,22 +225,6 @@ def test_sources_of_another_shape_or_type_are_refused(wrong, upscaler):
     assert any(shape in str(caught.value) for shape in shapes)
 
 
-def test_results_are_pillow_pictures_and_files(rng, tmp_path):
-    result = Upscaled(rng.integers(0, 256, (2, 32, 32, 3), np.uint8), [], 1.5)
-    assert [picture.size for picture in result.pictures] == [(32, 32)] * 2
-    paths = result.save(tmp_path / "face.webp")
-    assert [path.name for path in paths] == ["face-1.webp", "face-2.webp"]
-    for path, image in zip(paths, result.images, strict=True):
-        np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
-    assert Upscaled(result.images[:1], [],
-                    1.5).save(str(tmp_path / "one.png")) == [tmp_path / "one.png"]
-    with pytest.raises(ConfigError, match=r"face\.jpg must end in \.png, .*; other formats would "
-                       r"change pixels"):
-        result.save("face.jpg")
-    with pytest.raises(OutputError, match="cannot write"):
-        result.save(tmp_path / "missing" / "face.png")
-
-
 def test_floats_from_0_to_1_are_pictures_and_a_note_says_so(upscaler, rng):
     source = rng.integers(0, 256, (8, 8, 3), np.uint8)
     result = upscaler((source / 255).astype(np.float32), WIDE_STEPS)
@@ -255,46 +233,6 @@ def test_floats_from_0_to_1_are_pictures_and_a_note_says_so(upscaler, rng):
     with pytest.raises(InvalidInputError, match=r"or floats from 0 to 1, not float64 \[8, 8, 3\]; "
                        r"convert it"):
         upscaler(source * 1.0, WIDE_STEPS)
-
-
-@pytest.mark.parametrize(("count", "size"), [(1, (32, 32)), (3, (96, 32)), (9, (256, 64)),
-                                             (100, (256, 256))])
-def test_a_notebook_shows_the_images_with_their_notes(rng, count, size):
-    images = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
-    result = Upscaled(images, [], 1.5, notes=["<b>.jpg (9x9): crop centre"])
-    with Image.open(io.BytesIO(result._repr_png_())) as sheet:
-        assert sheet.size == size
-        np.testing.assert_array_equal(np.asarray(sheet)[:32, :32], images[0])
-        if count == 9:
-            np.testing.assert_array_equal(np.asarray(sheet)[32:, :32], images[8])
-            assert (np.asarray(sheet)[32:, 32:] == 255).all()
-    html = result._repr_html_()
-    shown = re.search(r'src="data:image/png;base64,([^"]+)" width="(\d+)"', html)
-    assert base64.b64decode(shown[1]) == result._repr_png_()
-    assert int(shown[2]) == 3 * size[0]
-    assert "&lt;b&gt;.jpg (9x9): crop centre" in html
-    assert "<b>" not in html
-    assert ("not shown: 36 images" in html) == (count > MOST_SHOWN)
-    assert len(html) < 400_000
-
-
-def test_a_notebook_shows_the_pictures_of_every_stage_in_whole_pixels(rng):
-    small, large = (rng.integers(0, 256, (2, side, side, 3), np.uint8) for side in (32, 64))
-    html = Upscaled(large, [], 1.5, earlier=Upscaled(small, [], 1.0))._repr_html_()
-    shown = re.findall(r'base64,([^"]+)" width="(\d+)" alt="([^"]+)"', html)
-    assert [(width, alt) for _, width, alt in shown] == [
-        ("192", "2 upscaled pictures of 32x32"), ("256", "2 upscaled pictures of 64x64")]
-    for (png, *_), images in zip(shown, (small, large), strict=True):
-        with Image.open(io.BytesIO(base64.b64decode(png))) as sheet:
-            np.testing.assert_array_equal(np.asarray(sheet), np.concatenate(images, axis=1))
-
-
-def test_a_notebook_shows_translations_as_text():
-    texts = ["Ein Hund & <i>Schnee</i>.", *["x"] * 100]
-    html = Translated(list(map(Translation, texts)), 7, 0.25)._repr_html_()
-    assert html.startswith("<ol><li>Ein Hund &amp; &lt;i&gt;Schnee&lt;/i&gt;.</li><li>x</li>")
-    assert "101 lines, 0.25 s, 7 model calls" in html
-    assert "not shown: 37 lines" in html
 
 
 # Loading
@@ -443,49 +381,38 @@ WRONG = [None, 3, -1, 2.5, math.nan, True, "x", "", b"x", [], [None], [1, 2], ("
 PICTURE = np.zeros((8, 8, 3), np.uint8)
 
 
-def last(frames):
-    return [*frames][-1]
+def calls(up, tr, one):
+    """Return the calls of which a test gives one argument."""
+    return [
+        load, lambda v: load("celeba-8to32", v), lambda v: load("celeba-8to32", "cpu", v),
+        lambda v: Upscaler.load(v, "cpu", "plain"), up.at_size, up.from_size,
+        lambda v: up(v, one), lambda v: up(PICTURE, one if v is None else v),
+        lambda v: up(PICTURE, one, crop=v), lambda v: up(PICTURE, one, progress=v),
+        lambda v: up(PICTURE, epsilon=v), lambda v: up(PICTURE, one, samples=v),
+        lambda v: up.decode(PICTURE, one, keys=v), lambda v: up.decode(PICTURE, one, width=v),
+        lambda v: [*up.stream(v, one)], lambda v: [*up.stream(PICTURE, one, crop=v)],
+        lambda v: [*up.stream(PICTURE, one, interval=v)],
+        lambda v: [*up.stream(PICTURE, one if v is None else v)],
+        lambda v: up.bits_per_dim(v, v), lambda v: up.bits_per_dim(PICTURE[None], v),
+        up(PICTURE[:0].reshape(0, 8, 8, 3), one).save,
+        lambda v: tr(v, one), lambda v: tr(["a"], one if v is None else v),
+        lambda v: tr(["a"], one, batch_size=v), lambda v: tr(["a"], one, progress=v),
+        lambda v: tr.decode(["a"], one, keys=v), lambda v: tr.decode(["a"], one, width=v),
+        lambda v: [*tr.stream(v, one)], lambda v: [*tr.stream(["a"], one, interval=v)],
+        lambda v: [*tr.stream(["a"], one if v is None else v)],
+        register_proposer, register_criterion, register_engine, register_proposer("some"),
+        register_criterion("some"), register_engine("some"),
+        *(lambda v, name=name: up.options(**{name: v}) for name in SETTINGS),
+        *(lambda v, name=name: DecodeConfig(**{name: v}) for name in SETTINGS),
+        lambda v: BeamConfig(size=v), lambda v: BeamConfig(length_penalty=v),
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", [
-    lambda up, tr, one, v: load(v), lambda up, tr, one, v: load("celeba-8to32", v),
-    lambda up, tr, one, v: load("celeba-8to32", "cpu", v),
-    lambda up, tr, one, v: Upscaler.load(v, "cpu", "plain"), lambda up, tr, one, v: up(v, one),
-    lambda up, tr, one, v: up(PICTURE, one if v is None else v),
-    lambda up, tr, one, v: up(PICTURE, one, crop=v),
-    lambda up, tr, one, v: up.decode(PICTURE, one, keys=v),
-    lambda up, tr, one, v: up.decode(PICTURE, one, width=v),
-    lambda up, tr, one, v: up(PICTURE, one, progress=v),
-    lambda up, tr, one, v: last(up.stream(v, one)),
-    lambda up, tr, one, v: last(up.stream(PICTURE, one, crop=v)),
-    lambda up, tr, one, v: last(up.stream(PICTURE, one, interval=v)),
-    lambda up, tr, one, v: last(up.stream(PICTURE, one if v is None else v)),
-    lambda up, tr, one, v: up.at_size(v), lambda up, tr, one, v: up.from_size(v),
-    lambda up, tr, one, v: up.bits_per_dim(v, v),
-    lambda up, tr, one, v: up.bits_per_dim(PICTURE[None], v),
-    lambda up, tr, one, v: up(PICTURE[:0].reshape(0, 8, 8, 3), one).save(v),
-    lambda up, tr, one, v: tr(v, one), lambda up, tr, one, v: tr(["a"], one if v is None else v),
-    lambda up, tr, one, v: tr.decode(["a"], one, keys=v),
-    lambda up, tr, one, v: tr(["a"], one, batch_size=v),
-    lambda up, tr, one, v: tr.decode(["a"], one, width=v),
-    lambda up, tr, one, v: tr(["a"], one, progress=v),
-    lambda up, tr, one, v: last(tr.stream(v, one)),
-    lambda up, tr, one, v: last(tr.stream(["a"], one, interval=v)),
-    lambda up, tr, one, v: last(tr.stream(["a"], one if v is None else v)),
-    lambda up, tr, one, v: register_proposer(v),
-    lambda up, tr, one, v: register_proposer("some")(v),
-    lambda up, tr, one, v: register_criterion(v),
-    lambda up, tr, one, v: register_criterion("some")(v), lambda up, tr, one, v: register_engine(v),
-    lambda up, tr, one, v: register_engine("some")(v),
-    *(lambda up, tr, one, v, name=name: up.options(**{name: v}) for name in SETTINGS),
-    *(lambda up, tr, one, v, name=name: DecodeConfig(**{name: v}) for name in SETTINGS),
-    *(lambda up, tr, one, v, name=name: BeamConfig(**{name: v}) for name in ("size",
-                                                                             "length_penalty")),
-])
-def test_wrong_arguments_raise_an_error_of_superres(call, upscaler, translator, tmp_path,
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+def test_wrong_arguments_raise_an_error_of_superres(value, upscaler, translator, tmp_path,
                                                     monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for value in WRONG:
+    for call in calls(upscaler, translator, WIDE_STEPS):
         with suppress(SuperresError):  # some values are right
-            call(upscaler, translator, WIDE_STEPS, value)
+            call(value)

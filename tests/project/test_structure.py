@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from superres.decoding.state import DecodeState
 
 PACKAGE = Path(__file__).parents[2] / "superres"
 APART = ("nn", "decoding", "tasks", "survey")
+ROOT = PACKAGE.parent
+GUIDES = {"scripts/benchmark/proposers.py": "docs/proposers.md",
+          "scripts/device/run.sh": "docs/engines.md",
+          "scripts/train/prepare_celeba.py": "docs/data.md"}
+"""Scripts that a user runs by a guide."""
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +79,29 @@ def test_the_algorithm_is_on_one_screen():
     assert sum(len(inspect.getsource(step).splitlines()) for step in steps) <= 45
     state = vars(DecodeState(2, 12, 3, 3, 0, torch.device("cpu")))
     assert sum(isinstance(value, torch.Tensor) for value in state.values()) <= 12
+
+
+def test_a_script_lives_only_while_something_alive_names_it():
+    """The Makefile, CI and the tables whose values are kept do, and the guides of GUIDES; and a
+    script that lives, what it imports or starts. A table that is printed needs no script."""
+    scripts = {path.relative_to(ROOT).as_posix(): path.read_text()
+               for path in (ROOT / "scripts").rglob("*.*") if path.suffix in (".py", ".sh", ".mjs")}
+    texts = [(ROOT / name).read_text()
+             for name in ("Makefile", ".ci/run", "pyproject.toml", "mkdocs.yml")]
+    for path in (ROOT / "docs" / "measurements").glob("*.json"):
+        document = json.loads(path.read_text())
+        if "printed" not in document:
+            texts += [document["command"], f"import {document['table']}\n"]
+    living = {name for name in scripts if any(name in text for text in texts)}
+    for name, guide in GUIDES.items():
+        assert name in (ROOT / guide).read_text(), guide
+        living.add(name)
+    texts += [scripts[name] for name in living]
+    while texts:
+        text = texts.pop()
+        named = {name for name in scripts.keys() - living
+                 if re.search(rf"^\s*(import|from) {Path(name).stem}\b|\b{Path(name).name}\b",
+                              text, re.MULTILINE)}
+        living |= named
+        texts += [scripts[name] for name in named]
+    assert scripts.keys() - living == set()

@@ -17,9 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from batch_tools import contents, rows_of, upscale, write_image
 from fakes import FakeUpscaler
-from killing import die, killed
 from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
@@ -29,6 +27,7 @@ from superres.config import DecodeConfig
 from superres.errors import InvalidInputError, OutputError
 from superres.system.output import prepare_folder, scratch_file, write_atomically
 from superres.system.progress import say
+from tests.batch.helpers import contents, die, killed, rows_of, upscale, write_image
 
 run = functools.partial(upscale, recursive=True, keep_tree=True)
 DISTANCE = DecodeConfig(accept="distance")

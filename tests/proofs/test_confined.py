@@ -16,19 +16,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from batch_tools import rows_of, upscale, write_image
 from fakes import TINY, random_model
-from hostile_pictures import many_scans
-from picture_files import saved
 from PIL import Image, ImageCms
 
 from superres.cli.main import run
 from superres.errors import InvalidInputError
+from superres.pictures import untrusted
+from superres.pictures.read import read_picture
+from superres.pictures.untrusted import read_untrusted
 from superres.pipeline.upscaler import Upscaler
 from superres.system.confined import Confined
-from superres.tasks import untrusted
-from superres.tasks.pictures import read_picture
-from superres.tasks.untrusted import read_untrusted
+from tests.batch.helpers import rows_of, upscale, write_image
+from tests.pictures.helpers import many_scans, saved
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ SCRIPT = """
 import os, signal, sys
 import numpy as np
 from PIL import Image
-from superres.tasks.untrusted import READER, read_untrusted
+from superres.pictures.untrusted import READER, read_untrusted
 assert read_untrusted(sys.argv[1]).rgb.shape == (8, 8, 3)
 print(READER._idle[0].process.pid, flush=True)
 if len(sys.argv) > 2:
@@ -214,7 +213,7 @@ def test_a_process_ends_with_its_caller_whose_script_needs_no_guard(kill, tmp_pa
 
 
 def test_a_child_loads_neither_torch_nor_the_network():
-    script = ("import superres.tasks.untrusted, sys; print(*sorted({name.split('.')[0] for name in "
+    script = ("import superres.pictures.untrusted, sys; print(*sorted({name.split('.')[0] for name in "
               "sys.modules}))")
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                             check=True).stdout.split()

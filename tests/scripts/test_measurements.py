@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -24,14 +23,10 @@ from measurements import (
     Table,
     columns_table,
     fill_page,
-    in_turns,
-    interval,
     pages,
-    ratio,
     verdict,
 )
 from superres.errors import ConfigError, InvalidInputError, OutputError
-from superres.system.machine import Timer
 
 FIGURE = re.compile(r"\| *\**[±+-]?\d[\d,]*(\.\d+ ?%?|%)\** +(?=[|(±/])")
 """A cell of a decimal number or a share, perhaps with an interval or a number in brackets."""
@@ -219,32 +214,6 @@ def test_cells_show_numbers_intervals_and_what_is_missing():
     (0.1, 0.0, "holds")])
 def test_a_verdict_is_beyond_the_noise(difference, noise, text):
     assert verdict(difference, noise) == text
-
-
-def test_an_interval_covers_the_mean_of_rows_as_often_as_it_says():
-    rng, covered = np.random.default_rng(0), 0
-    for _ in range(200):
-        count = rng.integers(20, 60, 40).astype(float)
-        mean, samples = ratio(rng.binomial(count.astype(int), 0.7).astype(float), count)
-        low, high = interval(samples)
-        assert low <= mean <= high
-        covered += low <= 0.7 <= high
-    assert 0.88 < covered / 200 < 0.99
-
-
-def test_variants_take_turns_after_an_untimed_round():
-    calls, now = [], [0.0]
-
-    def variant(name, seconds):
-        def run():
-            calls.append(name)
-            now[0] += seconds
-        return run
-
-    times = in_turns({"a": variant("a", 1), "b": variant("b", 2)}, 2,
-                     Timer(measurements.torch.device("cpu"),
-                           clock=lambda: now[0]))
-    assert (calls, times) == (["a", "b"] * 3, {"a": [1, 1], "b": [2, 2]})
 
 
 def test_a_plot_has_the_size_and_the_lines_that_it_is_given():

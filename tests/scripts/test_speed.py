@@ -14,6 +14,7 @@ from PIL import Image
 from textual import CONFIG, sentences, vocabulary, wordy
 
 import measurements
+import peers
 import speed
 import speed_tables
 import speed_worker
@@ -77,17 +78,32 @@ def test_a_worker_decodes_faces_and_counts_their_steps(tmp_path):
         json.dumps(found)
 
 
-def test_a_worker_translates_as_ctranslate2_does_with_the_same_weights(tmp_path):
+@pytest.mark.parametrize("changes",
+                         [{}, {"norm": "post"}, {"encoder_layers": 2, "prediction_heads": 1}])
+def test_a_worker_translates_as_ctranslate2_does_with_the_same_weights(changes, tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is missing: pip install -e '.[peers]'")
     lines, toy = list(sentences(5).source), tmp_path / "toy"
-    save_checkpoint(wordy(CONFIG, 2, torch.float32), toy, dtype=torch.float32,
+    torch.manual_seed(0)
+    save_checkpoint(wordy(replace(CONFIG, **changes), 2, torch.float32), toy, dtype=torch.float32,
                     files={VOCABULARY_FILE: vocabulary()})
-    texts = [speed_worker.answer(str(toy), engine, {}, lines, at_once, 1, 4)["texts"] for engine,
-             at_once in (
-                 ("native", 1), ("native", 5), ("CTranslate2 float32", 5),
-                 ("CTranslate2 float32", 1))]
+    texts = [speed_worker.answer(str(toy), engine, {"block_size": 1}, lines, at_once, 1, 4)["texts"]
+             for engine, at_once in (("native", 1), ("native", 5), ("CTranslate2 float32", 5),
+                                     ("CTranslate2 float32", 1))]
     assert texts[1:] == texts[:1] * 3
     assert len(texts[0]) == 5
+
+
+def test_a_network_that_ctranslate2_does_not_know_gets_one_line(tmp_path):
+    save_checkpoint(random_model(FACES), tmp_path / "toy")
+    with pytest.raises(ConfigError, match="CTranslate2 does not know the network of toy"):
+        peers.ctranslate2_of(str(tmp_path / "toy"), "float32")
+
+
+def test_the_network_of_transformers_has_our_size():
+    pytest.importorskip("transformers", reason="transformers is missing: pip install -e '.[peers]'")
+    ours = sum(weight.numel() for weight in random_model(TINY).decoder.parameters())
+    assert (sum(weight.numel() for weight in peers.gpt2(TINY).transformer.h.parameters())
+            == pytest.approx(ours, rel=0.35))
 
 
 @pytest.mark.slow

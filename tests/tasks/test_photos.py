@@ -62,8 +62,8 @@ def test_several_faces_are_several_crops_from_left_to_right():
     assert choose_crops(photo, TASK) == crops
 
 
-@pytest.mark.parametrize("name", ["coffee", "chelsea", "rocket", "brick", "grass", "gravel", "moon",
-                                  "page"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["coffee", "chelsea", "brick", "page"])
 def test_a_photo_without_a_face_falls_back_to_the_centre(name):
     photo = np.asarray(Image.fromarray(getattr(data, name)()).convert("RGB"))
     height, width = photo.shape[:2]
@@ -72,7 +72,7 @@ def test_a_photo_without_a_face_falls_back_to_the_centre(name):
                                               "centre", faces=0)]
 
 
-@pytest.mark.parametrize("size", [(8, 8), (32, 32), (30, 200), (33, 33), (40, 64), (64, 64)])
+@pytest.mark.parametrize("size", [(8, 8), (30, 200), (33, 33), (64, 64)])
 def test_tiny_pictures_and_noise_give_no_false_alarm(rng, size):
     for _ in range(10):
         (crop,) = choose_crops(rng.integers(0, 256, (*size, 3), np.uint8), TASK)
@@ -95,6 +95,7 @@ def test_small_and_aligned_pictures_are_no_photos(size, monkeypatch):
     assert all(note.endswith("the model sees only 8x8") for note in notes)
 
 
+@pytest.mark.slow
 def test_the_work_on_a_huge_photo_is_bounded(monkeypatch):
     seen, windows = [], face_finder._windows
     monkeypatch.setattr(face_finder, "_windows",
@@ -201,9 +202,6 @@ def test_the_setting_of_a_square_gives_the_square_again(turn):
     crop = parse_crop(f"-5,3,40,{turn}")
     assert crop.setting == f"-5,3,40,{turn}"
     assert parse_crop(crop.setting) == crop
-
-
-def test_a_turn_of_minus_0_is_none():
     assert str(parse_crop("5,3,40,-0").turn) == "0.0"
 
 
@@ -218,20 +216,13 @@ def test_a_square_of_a_picture_of_a_later_stage_s_input_is_one_input_on_every_wa
     np.testing.assert_array_equal(given.images[0], area_reduce(crop.take(picture), side, side))
     for shown in (*subjects(picture, stages, setting), chosen(setting, 8, stages, picture)):
         np.testing.assert_array_equal(shown.source, given.images[0])
-
-
-def test_inputs_of_several_sizes_are_refused_in_one_line(rng):
-    pictures = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (32, 40)]
-    with pytest.raises(InvalidInputError, match="inputs of one call have one size, not 8x8 and "
-                       "32x32; upscale"):
-        read_sources(pictures, FaceTask(8, 64, (32,)))
-
-
-def test_a_square_of_the_size_of_a_later_stage_s_input_is_reduced_as_every_other(rng):
-    stages, photo = FaceTask(8, 64, (32,)), rng.integers(0, 256, (100, 90, 3), np.uint8)
+    photo = rng.integers(0, 256, (100, 90, 3), np.uint8)  # a square of that size, of a larger one
     given = read_sources(photo, stages, "20,20,32")
     np.testing.assert_array_equal(given.images, area_reduce(photo[None, 20:52, 20:52], 8, 8))
     assert "the model sees only 8x8; --start 32 keeps more" in given.notes[0]
+    with pytest.raises(InvalidInputError, match="inputs of one call have one size, not 8x8 and "
+                       "32x32; upscale"):
+        read_sources([picture, photo], stages)
 
 
 @pytest.mark.parametrize("turn", [90, -90, 180, -180])

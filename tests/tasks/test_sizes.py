@@ -23,14 +23,13 @@ from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build
+from superres.pictures.read import Picture
+from superres.pictures.write import encode_png
 from superres.pipeline.auto import face_task
 from superres.pipeline.choose import step_model
 from superres.tasks.crops import parse_crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.image_files import encode_png
-from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import Picture
 from superres.training.recipes import train_stage
 from superres.training.stage import Stage
 from superres.web.crops import crop_of, take
@@ -45,7 +44,6 @@ NAMED = re.compile(r"\b(8x8|32x32|3,?072)\b|\b(8, 8|32, 32), (3|C)\b|\[N, ?(8, ?
                    r"\b(LOW_SIZE|HIGH_SIZE|SIDE|LEAST) = \d|reduce\(\w+, (8, 8|32, 32)\)")
 ALLOWED = {
     "superres/config/network.py": "the sizes of a network, and of the named networks",
-    "scripts/check/simulations/model.py": "pictures of a study, which may have any size",
     "superres/tasks/aligner.py": "the windows of the aligner, which is another network",
 }
 native = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
@@ -96,20 +94,6 @@ def test_a_checkpoint_tells_its_sizes_and_one_of_other_shapes_is_refused(toy, fo
         with pytest.raises(CheckpointError, match=r"odd: faces are square RGB "
                            r"pictures.*source_shape \[6, 3, 3\]"):
             read(tmp_path / "odd")
-
-
-def test_an_input_is_upscaled_as_it_is_and_a_photo_by_its_face(toy, sources):
-    result = toy(sources, ALL)
-    assert (result.images.shape, result.images.dtype,
-            result.filled.shape) == ((2, 18, 18, 3), np.uint8, (2, 18, 18, 3))
-    assert [trace.tokens for trace in result.traces] == [972, 972]
-    photo = data.astronaut()
-    result = toy(photo, ALL)
-    (crop,) = choose_crops(photo, TASK)
-    assert result.crops == [crop]
-    assert crop.kind == "face"
-    np.testing.assert_array_equal(result.sources[0], area_reduce(crop.take(photo), 6, 6))
-    assert result.notes[0].endswith("the model sees only 6x6")
 
 
 @pytest.mark.parametrize("options", [DecodeConfig(block_size=4, temperature=0.9),

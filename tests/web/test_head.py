@@ -15,8 +15,8 @@ from PIL import Image
 from web_demo import HTTP, running, toy
 
 from superres.cli import app
-from superres.tasks.image_files import read_origin
-from superres.tasks.metadata import DRAWN
+from superres.pictures.mark import DRAWN
+from superres.pictures.write import read_origin
 from superres.web.card import MOST_OTHERS, SIZE, card
 from superres.web.head import tagged
 

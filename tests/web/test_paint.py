@@ -89,7 +89,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
                                                                                  monkeypatch):
     latest, entered, go_on = Latest(), threading.Event(), threading.Event()
     monkeypatch.setattr(paint, "LATEST", latest)
-    upscale, found = type(decoder.upscaler).__call__, {}
+    upscale, found = type(decoder.upscaler).decode, {}
 
     def waiting(self, *arguments, **settings):
         entered.set()
@@ -100,7 +100,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
         VISITOR.set(Visitor("here", name))
         found[name, pixels.tobytes()] = view(decoder, "large", question(pixels))
 
-    monkeypatch.setattr(type(decoder.upscaler), "__call__", waiting)
+    monkeypatch.setattr(type(decoder.upscaler), "decode", waiting)
     first = threading.Thread(target=ask, args=("one", source))
     first.start()
     assert entered.wait(60)

@@ -21,12 +21,12 @@ from web_demo import running
 
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
+from superres.pictures.mark import DRAWN
+from superres.pictures.read import read_image
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
-from superres.tasks.metadata import DRAWN
 from superres.tasks.photos import choose_crops
-from superres.tasks.pictures import read_image
 from superres.web.crops import chosen, offer_crop, show_crop, started, subjects
 from superres.web.decoding import Decoder
 from superres.web.drawing import data_uri

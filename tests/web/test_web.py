@@ -57,7 +57,7 @@ class FakeStream:
     def block_size(self, options):
         return check_options(options, self.model_config.prediction_heads, TOKENS)
 
-    def stream(self, sources, options, *, keys, interval):
+    def decode_stream(self, sources, options, *, keys, interval):
         assert interval > 0
         for share in (2, 1):
             self.asked.append((len(sources), share, tuple(keys)))
@@ -206,7 +206,7 @@ def test_who_stops_watching_stops_the_decoding(rng, caplog):
 
 def test_the_variant_with_less_decoding_time_is_next(rng, monkeypatch):
     upscaler = FakeStream()
-    monkeypatch.setattr(upscaler, "stream", lambda sources, options, **_: (
+    monkeypatch.setattr(upscaler, "decode_stream", lambda sources, options, **_: (
         Upscaled(np.zeros(0), [], options.seed * step) for step in range(1, 5)))
     variants = {"slow": replace(EXACT, seed=3), "fast": replace(EXACT, seed=1)}
     frames = Decoder(upscaler).upscale("test", rng.integers(0, 256, (1, 8, 8, 3), np.uint8),

@@ -153,8 +153,8 @@ def _likeliest(contexts: Int64, following: Int64) -> tuple[Int64, Int64, Int64]:
     pairs, counts = np.unique(np.stack([contexts, following]), axis=1, return_counts=True)
     best = np.lexsort((pairs[1], -counts, pairs[0]))
     keys, first = np.unique(pairs[0][best], return_index=True)
-    return keys, pairs[1][best][first], np.add.reduceat(counts,
-                                                        np.unique(pairs[0], return_index=True)[1])
+    starts = np.unique(pairs[0], return_index=True)[1]
+    return keys, pairs[1][best][first], np.add.reduceat(counts, starts)
 
 
 class NgramProposer(Proposer):
@@ -207,7 +207,7 @@ class NgramProposer(Proposer):
         import torch
 
         if self._cached is None or self._cached[0].device != device:
-            parts = (torch.from_numpy(part).to(device) for part in (self.table.keys,
-                                                                    self.table.tokens))
+            parts = (torch.from_numpy(part).to(device)
+                     for part in (self.table.keys, self.table.tokens))
             self._cached = next(parts), next(parts)
         return self._cached

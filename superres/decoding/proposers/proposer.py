@@ -124,8 +124,9 @@ class Proposer:
 
 def sources_at(sources: Sources, rows: Tensor) -> Sources:
     """Return the sources in `rows`, int64 [R]; those of each part for a tuple of sources."""
-    return tuple(sources_at(part, rows) for part in sources) if isinstance(sources,
-                                                                           tuple) else sources[rows]
+    if isinstance(sources, tuple):
+        return tuple(sources_at(part, rows) for part in sources)
+    return sources[rows]
 
 
 class RowTensors:
@@ -192,8 +193,8 @@ class WrappedModel:
 
     def __init__(self, model: ScoringModel) -> None:
         self.model = model
-        self.vocabulary, self.length, self.end_token = (model.vocabulary, model.length,
-                                                        model.end_token)
+        self.vocabulary, self.length = model.vocabulary, model.length
+        self.end_token = model.end_token
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
         self.own_threads = model.own_threads
 

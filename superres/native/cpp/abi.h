@@ -101,7 +101,7 @@ struct Neighbourhood {
   float* column_deviation;                            // [batch, W], of the tokens that a step over a tree reads
 };
 
-// The columns of a step: see `Tree` in superres/tree.py. The root is column 0.
+// The columns of a step: see `Tree` in superres/interfaces.py. The root is column 0.
 struct Tree {
   int64_t scored, longest;            // of a chain, `longest` is 0 and the rest is not read
   const int64_t *depth, *ancestors;   // [W], [W, longest]

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from hostile_archives import claims
-from picture_files import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 from PIL import Image
 
 from decodes import decode
@@ -39,10 +38,11 @@ from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
-from superres.tasks.colour import SRGB, matrix_profile
-from superres.tasks.pictures import read_picture
+from superres.pictures.colour import SRGB, matrix_profile
+from superres.pictures.read import read_picture
 from superres.tasks.translation import Codec, train_vocabulary
 from superres.training.recipes import read_recipe
+from tests.pictures.helpers import TIFF_DEFLATE, chunk, exif, png, segment, tiff
 
 LEAST = 8
 FOLDER = Path(tempfile.mkdtemp(prefix="superres-fuzz-"))

@@ -129,8 +129,8 @@ class LookaheadDecoder(PlainDecoder):
         options, batch, device = algorithm.options, len(keys), keys.device
         self.size, self.peers = block_size, algorithm.model.peers
         layout, self.candidates = Layout.of(options, self.size, self.peers), options.candidates
-        self.paths, self.guesses, self.cells = (x.to(device) for x in (layout.paths, layout.guesses,
-                                                                       layout.cells))
+        self.paths, self.guesses, self.cells = (
+            part.to(device) for part in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.columns = self.cells
         self.root = slice(layout.tree.root, layout.tree.root + 1)
         self.offsets = torch.arange(self.size + 1, device=device)
@@ -155,8 +155,8 @@ class LookaheadDecoder(PlainDecoder):
         tree = Layout.of(algorithm.options, block_size, model.peers).tree
         return model.tree_session(source, tree, block_size, padding)
 
-    def verify(self, state: DecodeState, output: StepOutput, place: Tensor) -> tuple[Tensor,
-                                                                                     Tensor]:
+    def verify(self, state: DecodeState, output: StepOutput,
+               place: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best block [B, N] of all candidates, and the number of its tokens that are
         accepted [B].
 
@@ -167,13 +167,13 @@ class LookaheadDecoder(PlainDecoder):
         self.predicted = output.scores[:, self.guesses].argmax(-1)  # [B, W]
         # [B, N - 1]
         continuation = self.found.gather(
-            1, best.view(-1, 1, 1).expand(-1, 1, self.size - 1)
-        ).squeeze(1)
+            1, best.view(-1, 1, 1).expand(-1, 1, self.size - 1)).squeeze(1)
         block = torch.cat([state.proposals[:, self.root], continuation], dim=1)  # [B, N]
         if self.peers is None:
             self.session.commit(self.paths[best])
         else:
-            self.session.commit(self.offsets[:-1].expand_as(block))  # the tokens that were read again
+            # the tokens that were read again
+            self.session.commit(self.offsets[:-1].expand_as(block))
             block, accepted = self._best_of_all(block, accepted, self.peers)
         return block, torch.minimum(accepted, state.missing())
 
@@ -235,8 +235,8 @@ class LookaheadDecoder(PlainDecoder):
         accepted, best = (1 + passed.long().cumprod(2).sum(2)).max(1)
         path = self.paths[best].unsqueeze(-1).expand(-1, -1, scores.shape[-1])  # [B, N, V]
         chosen = sampler(scores.gather(1, path))  # [B, N]
-        return best + self.own.start, accepted, chosen.gather(1,
-                                                              accepted.unsqueeze(1) - 1).squeeze(1)
+        following = chosen.gather(1, accepted.unsqueeze(1) - 1).squeeze(1)
+        return best + self.own.start, accepted, following
 
     def _sampled_candidate(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the results of `_best_candidate` by speculative sampling.

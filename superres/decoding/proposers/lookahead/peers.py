@@ -12,8 +12,7 @@ class Peers:
     same model.
 
     Every process loads the same checkpoint, sets `pipeline.scoring.peers = Peers()`, makes the same
-    calls, and returns the whole result. `scripts/reproduce/lookahead_parallel.py` is an example
-    that runs under torchrun.
+    calls, and returns the whole result: under torchrun, for example.
 
     Attributes:
         rank: the number of this process.

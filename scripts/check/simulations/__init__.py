@@ -1,1 +1,0 @@
-"""The simulations of `scripts/check/simulate_votes.py`, one module each."""
