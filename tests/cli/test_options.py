@@ -17,8 +17,8 @@ import typer
 from superres.cli.main import app, run
 
 ROOT = Path(__file__).parents[2]
-TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("checkpoints/*/*.md"),
-                *ROOT.glob(".github/*.md")])
+TEXTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("checkpoints/*/*.md"),
+                *ROOT.glob(".github/*.md")} - {ROOT / "CHANGELOG.md"})  # which names what left
 MODULES = sorted(path for path in (ROOT / "superres").rglob("*.py") if "web" not in path.parts)
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
