@@ -26,6 +26,7 @@ from superres.config import (
     require,
     require_choice,
 )
+from superres.errors import ConfigError
 from superres.pipeline.resolved_options import SETTINGS, as_option, choices_for
 from superres.tasks.translation import parse_languages
 
@@ -175,9 +176,10 @@ def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None
     `reason` ends the message: why the option has no effect, and the remedy.
     """
     for name in names:
-        value = context.params[name]
-        spelled = as_option(name, "" if value is True else str(value))
-        require(not is_given(context, name), f"{spelled} has no effect {reason}")
+        if is_given(context, name):
+            value = context.params[name]
+            spelled = as_option(name, "" if value is True else str(value))
+            raise ConfigError(f"{spelled} has no effect {reason}")
 
 
 def check_pairs(checkpoint: str, data: Path) -> None:
