@@ -32,7 +32,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from superres.config import ModelConfig
+    from superres.pipeline.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "superres" / "native"
@@ -42,6 +46,8 @@ VARIANTS = runpy.run_path(str(NATIVE / "variants.py"))
 
 CHECKPOINT = "celeba-8to32"
 """The network whose steps the roofline is of."""
+NUMBER_BYTES = {"native": (2, 4), "native-int8": (1, 1)}
+"""Bytes of a weight, and of a key's, a value's or an input's number, by engine."""
 
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Processors that the emulator imitates: the Cortex-A72 has no dot products.
@@ -213,7 +219,6 @@ def step() -> None:
     import torch
 
     import superres
-    from superres.evaluation.workload import step_work
 
     torch.set_num_threads(1)
     found = []
@@ -224,7 +229,7 @@ def step() -> None:
         block = config.attention_block_length
         # it sees as many positions as the mean
         position = config.target_length // 2 // block * block + block // 2
-        work = step_work(upscaler, position)._asdict()
+        work = step_work(upscaler, position)
         for columns in (1, 10):
             with torch.inference_mode():
                 session = upscaler.scoring.session(torch.full((1, config.source_length), 128),
@@ -233,6 +238,31 @@ def step() -> None:
                 took = min(sum(session.part_seconds(*tokens, 1).values()) for _ in range(500))
             found.append({"engine": engine, "columns": columns, "seconds": took, **work})
     print(json.dumps(found))
+
+
+def step_work(pipeline: Pipeline, position: int) -> dict[str, int]:
+    """Return the least work of a step at a decoder position, without prediction heads and
+    embeddings.
+
+    "weights" and "cache" are the weights that it reads, and the numbers of keys and values, which
+    have "weight_bytes" and "number_bytes" each.
+    """
+    model, config = pipeline.model, pipeline.model_config
+    parts = [model.decoder, *([] if model.neighbourhood is None else [model.neighbourhood])]
+    weights = sum(weight.numel() for part in parts for weight in part.parameters())
+    weight_bytes, number_bytes = NUMBER_BYTES[pipeline.engine]
+    return {"weights": weights + model.project.weight.numel(),
+            "cache": config.decoder_layers * 2 * config.width * window(config, position),
+            "weight_bytes": weight_bytes, "number_bytes": number_bytes}
+
+
+def window(config: ModelConfig, position: int) -> int:
+    """Return the number of visible keys: all up to `position`, or from the previous attention block
+    (section 6.2)."""
+    if config.attention == "causal":
+        return position + 1
+    last, block = position // config.key_distance, config.attention_block_length
+    return min(last + 1, block + last % block + 1)
 
 
 def steps_of(variant: str) -> list[dict[str, Any]]:

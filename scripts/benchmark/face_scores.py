@@ -47,9 +47,10 @@ from measurements import (
 from superres import DecodeConfig
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.detail import bands, swings
+from superres.evaluation.drawing import draw_samples
 from superres.evaluation.picture_scores import BASELINE, GREEDY, all_entries, compared_scores
 from superres.evaluation.recognition import Recogniser, recognition_scores
-from superres.evaluation.sample_scores import draw_samples, likeliest_of, pictures_of
+from superres.evaluation.sample_scores import likeliest_of, pictures_of
 from superres.pictures.read import Picture, Pixels
 from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES

@@ -73,7 +73,7 @@ class Series:
     paper: dict[int, dict[str, float]] = field(default_factory=dict)
     block_sizes: tuple[int, ...] = BLOCK_SIZES
 
-    def variants(self, prediction_heads: int) -> dict[int, DecodeConfig]:
+    def ways(self, prediction_heads: int) -> dict[int, DecodeConfig]:
         """Return the settings by block size k up to the number of heads, greedy decoding (k = 1)
         first."""
         return {k: dataclasses.replace(self.decode, block_size=k) for k in self.block_sizes
@@ -203,14 +203,14 @@ def _check_alike(role: str, one: str, records: Records, common: Sequence[str]) -
 # Rows
 
 
-def series_row(name: str, pipeline: Pipeline, variants: Mapping[int, Any],
+def series_row(name: str, pipeline: Pipeline, ways: Mapping[int, Any],
                cells: Callable[[], list[Cell]]) -> Row:
     """Return the row of a series, whose cells are measured together, since its block sizes take
     turns."""
     return Row(name, lambda: {"checkpoint": pipeline.name, "engine": pipeline.engine,
                               "cells": cells()},
                {"weights": pipeline.revision,
-                "decode": [variant.to_dict() for variant in variants.values()]})
+                "decode": [way.to_dict() for way in ways.values()]})
 
 
 def curve_rows(ladder: Path, roles: Sequence[str], scores: Callable[[Path], Cell]) -> Iterator[Row]:

@@ -25,8 +25,8 @@ from ladder import (
 from measurements import Columns, Document, Line, Panel, Row, Values, draw
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import survival_curve
+from superres.evaluation.drawing import Way
 from superres.evaluation.text import (
-    Variant,
     bleu,
     bleu_difference,
     chrf,
@@ -130,13 +130,13 @@ def rows(
     for name, series in SERIES.items():
         if (translator := translators.get(series.checkpoint)) is not None:
             # Every series includes greedy decoding, the reference for agreement and speed-up.
-            variants = {1: greedy, **series.variants(translator.model_config.prediction_heads)}
-            yield series_row(name, translator, variants,
-                             lambda one=translator, variants=variants: cells(
-                                 dev, one, variants, batch_size))
+            ways = {1: greedy, **series.ways(translator.model_config.prediction_heads)}
+            yield series_row(name, translator, ways,
+                             lambda one=translator, ways=ways: cells(
+                                 dev, one, ways, batch_size))
     for role, translator in translators.items() if test is not None else ():
         heads = translator.model_config.prediction_heads
-        single: dict[int, Variant] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES
+        single: dict[int, Way] = {k: DecodeConfig(block_size=k) for k in BLOCK_SIZES
                                       if k <= heads} | {0: BEAM}
         yield series_row(TEST + role, translator, single,
                          lambda one=translator, single=single: cells(
@@ -167,7 +167,7 @@ def difference_rows(dev: TextPairs, translators: Mapping[str, Translator],
 
         def difference(claim: Claim = claim, used: list[Any] = used) -> Values:
             better, other = (translator(list(dev.source),
-                                        series.variants(claim.block_size)[claim.block_size],
+                                        series.ways(claim.block_size)[claim.block_size],
                                         batch_size=batch_size).texts for translator, series in used)
             return bleu_difference(better, other, dev.target, RESAMPLES)
 
@@ -176,18 +176,18 @@ def difference_rows(dev: TextPairs, translators: Mapping[str, Translator],
 
 
 def cells(
-    pairs: TextPairs, translator: Translator, variants: Mapping[int, Variant], batch_size: int,
+    pairs: TextPairs, translator: Translator, ways: Mapping[int, Way], batch_size: int,
 ) -> list[Cell]:
-    """Translate with variants by k (0 is beam search), and return a cell per variant."""
+    """Translate with ways by k (0 is beam search), and return a cell per way."""
     decoded = decode_text(pairs.source, translator,
-                          {str(k): variant for k, variant in variants.items()}, batch_size)
+                          {str(k): way for k, way in ways.items()}, batch_size)
     greedy = decoded["1"]
     return [{
         "block_size": k, **text_scores(result, pairs.target, RESAMPLES),
         "speed_up": greedy.seconds_per_sentence / max(result.seconds_per_sentence, 1e-9),
         "identical_to_greedy": identical_share(result.texts, greedy.texts),
         "survival": survival_curve(result.traces, k) if result.traces else None,
-    } for k, result in zip(variants, decoded.values(), strict=True)]
+    } for k, result in zip(ways, decoded.values(), strict=True)]
 
 
 SCORES: Columns = {

@@ -98,17 +98,17 @@ def rows(pairs: FacePairs, upscalers: Mapping[str, Upscaler], ladder: Path,
     """Return the rows of the networks given: their series, and the curves of their training."""
     for name, series in SERIES.items():
         if (upscaler := upscalers.get(series.checkpoint)) is not None:
-            variants = series.variants(upscaler.model_config.prediction_heads)
-            yield series_row(name, upscaler, variants,
-                             lambda one=upscaler, variants=variants: cells(
-                                 pairs, one, variants, batch_size))
+            ways = series.ways(upscaler.model_config.prediction_heads)
+            yield series_row(name, upscaler, ways,
+                             lambda one=upscaler, ways=ways: cells(
+                                 pairs, one, ways, batch_size))
 
     def widest(folder: Path) -> Cell:
         upscaler = Upscaler.load(folder, str(next(iter(upscalers.values())).device))
-        variants = {name: dataclasses.replace(options,
+        ways = {name: dataclasses.replace(options,
                                               block_size=upscaler.model_config.prediction_heads)
                     for name, options in (("exact", EXACT), ("approximate", APPROXIMATE))}
-        decoded = decode_interleaved(pairs.lr[:CURVE_IMAGES], upscaler, variants, batch_size)
+        decoded = decode_interleaved(pairs.lr[:CURVE_IMAGES], upscaler, ways, batch_size)
         return {name: result.statistics()[ACCEPTED] for name, result in decoded.items()}
 
     yield from curve_rows(ladder, list(upscalers), widest)
@@ -116,7 +116,7 @@ def rows(pairs: FacePairs, upscalers: Mapping[str, Upscaler], ladder: Path,
 
 
 def cells(
-    pairs: FacePairs, upscaler: Upscaler, variants: Mapping[int, DecodeConfig], batch_size: int,
+    pairs: FacePairs, upscaler: Upscaler, ways: Mapping[int, DecodeConfig], batch_size: int,
 ) -> list[Cell]:
     """Decode with all block sizes in turns, and return one cell per block size.
 
@@ -124,7 +124,7 @@ def cells(
     bits/dim is under the p1 of this network.
     """
     decoded = decode_interleaved(pairs.lr, upscaler,
-                                 {str(k): variant for k, variant in variants.items()}, batch_size)
+                                 {str(k): way for k, way in ways.items()}, batch_size)
     scored = dict[bytes, float]()  # exact acceptance makes the same images with every block size
 
     def bits(images: Pixels) -> float:
@@ -141,7 +141,7 @@ def cells(
         **picture_scores(result.images, pairs), **agreement(result.images, greedy.images, pairs.hr),
         "bits_per_dim_truth": bits(pairs.hr), "bits_per_dim_decoded": bits(result.images),
         "survival": survival_curve(result.traces, k),
-    } for k, result in zip(variants, decoded.values(), strict=True)]
+    } for k, result in zip(ways, decoded.values(), strict=True)]
 
 
 SCORES: Columns = {

@@ -91,9 +91,9 @@ def image_work(checkpoint: str, device: str, engine: str, data: Path | None,
 
     upscaler = opt.load_upscaler(checkpoint, device, engine)
     task = upscaler.face_task
-    sources = example_sources(count, task) if data is None else read_faces(data, task, "valid",
-                                                                           count).lr
-    return image_workload(upscaler, sources)
+    if data is None:
+        return image_workload(upscaler, example_sources(count, task))
+    return image_workload(upscaler, read_faces(data, task, "valid", count).lr)
 
 
 def text_work(checkpoint: str, device: str, engine: str, data: Path | None) -> Workload:

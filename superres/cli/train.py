@@ -102,8 +102,8 @@ def training_command(*names: str) -> Callable[[opt.Command], opt.Command]:
 
 def given_settings(context: typer.Context) -> dict[str, Any]:
     """Return the settings of `Stage` whose option is on the command line."""
-    return {name: context.params[name] for name in settings_of(Stage) if opt.is_given(context,
-                                                                                      name)}
+    return {name: context.params[name] for name in settings_of(Stage)
+            if opt.is_given(context, name)}
 
 
 @training_command(*STAGE, "preset", "languages", "vocabulary", "label_smoothing", "teacher")
@@ -189,7 +189,7 @@ def ngrams(
     The n-grams are in the tokens of --checkpoint.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.counts import count_targets
+    from superres.training.ngram_counts import count_targets
 
     prepare_folder(output.parent)
     table = count_targets(checkpoint, data, order, limit, least, most)
@@ -208,7 +208,7 @@ def shortlist(
     They also tell which sentences are unlike the text.
     """
     from superres.system.output import prepare_folder, write_result
-    from superres.training.counts import learn_shortlists
+    from superres.training.shortlists import learn_shortlists
 
     prepare_folder(output.parent)
     lists = learn_shortlists(checkpoint, data, limit, domain)

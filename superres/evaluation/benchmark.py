@@ -1,6 +1,6 @@
 """Measure the speed of decoding on this machine, in one process.
 
-The variants of decoding alternate, batch by batch, so that other load slows all variants alike.
+The ways to decode take turns, so that other load slows all of them alike.
 Every time is the median of several rounds after a warm-up, in seconds. Speed-ups are relative to
 greedy decoding by the same engine in the same run.
 """
@@ -65,6 +65,8 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}
+
+    # a step and its parts, and the heads' proposals after it
     step = timer.median(lambda: session.step(tokens, position))
     parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0
@@ -74,42 +76,44 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
         heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets,
                                                      loop.plain.sampler))
     return {"step": step, **{f"part_{name}": value for name, value in parts.items()},
-            "heads": heads, "iteration": iteration, "acceptance": max(iteration - step - heads,
-                                                                      0.0)}
+            "heads": heads, "iteration": iteration,
+            "acceptance": max(iteration - step - heads, 0.0)}
 
 
 def decode_costs(work: Workload, batch: int, repeats: int, end: float = math.inf) -> list[Report]:
-    """Decode a batch with alternating variants, `repeats` times after a warm-up; return one row per
-    variant.
+    """Decode a batch in all ways in turn, `repeats` times after a warm-up; return one row per way.
 
     After the time `end` of `time.monotonic`, no further decode begins. Greedy decoding and the
-    largest block size of each criterion come first, and greedy decoding in any case; a variant that
-    was not decoded has no row.
+    largest block size of each criterion come first, and greedy decoding in any case; a way that was
+    not decoded in has no row.
     """
-    runs: dict[str, list[Run]] = {variant: [] for variant in work.variants}
-    # Of the variants with a block size, the last of each criterion has the largest one.
-    largest = {name.split(",")[0]: name for name in work.variants if ", k = " in name}
+    runs: dict[str, list[Run]] = {way: [] for way in work.ways}
+    # Of the ways with a block size, the last of each criterion has the largest one.
+    largest = {name.split(",")[0]: name for name in work.ways if ", k = " in name}
     first = {"greedy", *largest.values()}
     for number in range(repeats + 1):
         if number and time.monotonic() > end:
             break
         say(f"decoding, batch {batch}: {f'round {number} of {repeats}' if number else 'warm-up'}")
-        for variant in sorted(work.variants, key=lambda name: name not in first):
+        for way in sorted(work.ways, key=lambda name: name not in first):
             if time.monotonic() < end or not runs["greedy"]:
-                runs[variant].append(work.decode(work.variants[variant], batch))
-    runs = {variant: own for variant, own in runs.items() if own}
-    medians = {variant: statistics.median(seconds for seconds, *_ in own[1:] or own) for variant,
-               own in runs.items()}
+                runs[way].append(work.decode(work.ways[way], batch))
+
+    # a row per way, relative to greedy decoding
+    runs = {way: own for way, own in runs.items() if own}
+    medians = {way: statistics.median(seconds for seconds, *_ in own[1:] or own)
+               for way, own in runs.items()}
     rows = []
-    for variant, own in runs.items():
+    for way, own in runs.items():
         _, tokens, calls, traces = own[-1]
         iterations = sum(trace.iterations for trace in traces)
         rows.append({
-            "way": variant, "batch": batch, f"seconds_per_{work.unit}": medians[variant] / batch,
-            f"{work.unit}s_per_second": batch / medians[variant],
-            "tokens_per_second": tokens / medians[variant],
-            "speed_up": medians["greedy"] / medians[variant], "mean_accepted_block_size": tokens
-            / iterations if iterations else None, "model_calls": calls,
+            "way": way, "batch": batch, f"seconds_per_{work.unit}": medians[way] / batch,
+            f"{work.unit}s_per_second": batch / medians[way],
+            "tokens_per_second": tokens / medians[way],
+            "speed_up": medians["greedy"] / medians[way],
+            "mean_accepted_block_size": tokens / iterations if iterations else None,
+            "model_calls": calls,
         })
     return rows
 
@@ -185,20 +189,20 @@ def benchmark_markdown(report: Report) -> str:
                "tokens_per_second": ("tokens/s", 0), "speed_up": ("speed-up", 2),
                "mean_accepted_block_size": ("mean accepted block size", 2),
                "model_calls": ("model calls", 0)}
-    decoded = [[str(row["batch"]), row["way"], *(number_text(row[name], digits) for name,
-                                                 (_, digits) in
-                                                 columns.items())] for row in report["ways"]]
+    decoded = [[str(row["batch"]), row["way"],
+                *(number_text(row[name], digits) for name, (_, digits) in columns.items())]
+               for row in report["ways"]]
     names = [name for name in STEP_COLUMNS if name in report["steps"][0]]
     steps = [[str(row["batch"]), str(row["width"]),
               *(number_text(1e3 * row[name], 3) for name in names)]
              for row in report["steps"]]
-    memory = ", ".join(f"{batch}: {size / 2**20:.0f} MiB" for batch,
-                       size in report["memory"].items())
+    memory = ", ".join(f"{batch}: {size / 2**20:.0f} MiB"
+                       for batch, size in report["memory"].items())
     return "\n\n".join([
         f"# Benchmark: {report['task']}",
         f"{run_text(report)} Medians of {report['repeats']} rounds.",
         "## Decoding",
-        markdown_table(["batch", "variant", *(name for name, _ in columns.values())], decoded),
+        markdown_table(["batch", "way", *(name for name, _ in columns.values())], decoded),
         "## Duration of a step, in milliseconds",
         markdown_table(["batch", "W", *(STEP_COLUMNS[name] for name in names)], steps),
         f"Peak memory beyond the loaded model by batch: {memory}.",
@@ -226,8 +230,8 @@ def speed_plot(report: Report) -> bytes:
         for criterion in dict.fromkeys(row["way"].split(",")[0] for row in rows
                                        if "," in row["way"]):
             own = [row for row in rows if row["way"].startswith(f"{criterion},")]
-            sizes, speeds = ([row[key] for row in own] for key in ("mean_accepted_block_size",
-                                                                   "speed_up"))
+            sizes = [row["mean_accepted_block_size"] for row in own]
+            speeds = [row["speed_up"] for row in own]
             axes.plot(sizes, speeds, marker="o", linestyle="", label=criterion)
             for row, x, y in zip(own, sizes, speeds, strict=True):
                 label = row["way"].split(", ")[1].removeprefix("k = ")

@@ -98,8 +98,8 @@ def band_power(images: Pixels, task: FaceTask) -> dict[str, Scores]:
     power = np.square(fft.dctn(luminance(images), axes=(1, 2), norm="ortho"))
     cycles = np.arange(task.target) / 2
     radius = np.hypot(cycles[:, None], cycles)
-    return {name: power[:, (low < radius) & (radius <= high)].sum(axis=1) for name,
-            (low, high) in bands(task).items()}
+    return {name: power[:, (low < radius) & (radius <= high)].sum(axis=1)
+            for name, (low, high) in bands(task).items()}
 
 
 def detail_scores(images: Pixels, references: Pixels, task: FaceTask) -> dict[str, Estimate]:

@@ -19,6 +19,7 @@ from superres.config import DecodeConfig, require
 from superres.decoding.trace import RowTrace
 from superres.evaluation.compression import picture_bytes
 from superres.evaluation.detail import swings
+from superres.evaluation.drawing import in_turns
 from superres.evaluation.intervals import Entries, Estimate, accepted_block_size, with_interval
 from superres.evaluation.perceptual import Scores
 from superres.evaluation.picture_scores import (
@@ -30,6 +31,7 @@ from superres.evaluation.picture_scores import (
     compared_scores,
 )
 from superres.evaluation.recognition import Recogniser, recognition_scores
+from superres.evaluation.score_tables import Methods, score_text, table_lines
 from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import resolve_options
 from superres.system.output import number_text
@@ -47,8 +49,7 @@ SEQUENTIAL = "sequential"
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The results of one variant of decoding on a data set: images, uint8 [N,H,W,3], and a trace of
-    each.
+    """The results of one way to decode a data set: images, uint8 [N,H,W,3], and a trace of each.
 
     `seconds_per_image` is the wall-clock time of the timed batches / number of their images. In a
     cascade it is that of all stages, and `earlier` is the result of the stages before the last one.
@@ -95,24 +96,18 @@ class DecodedPictures:
 
 
 def decode_interleaved(
-    sources: Pixels, upscaler: Upscaler, variants: dict[str, DecodeConfig], batch_size: int,
+    sources: Pixels, upscaler: Upscaler, ways: dict[str, DecodeConfig], batch_size: int,
 ) -> dict[str, DecodedPictures]:
-    """Decode every batch of `sources`, uint8 [N,h,w,3], with each variant in turn: other load slows
-    all alike.
+    """Decode every batch of `sources`, uint8 [N,h,w,3], `in_turns`.
 
-    An untimed decoding of the first batch warms up (compilation, caches). A shorter last batch is
-    not timed unless it is the only batch.
+    A shorter last batch is not timed unless it is the only batch.
     """
     keys = [image_key(source, 1) for source in sources]
-    results: dict[str, list[Upscaled]] = {variant: [] for variant in variants}
-    for options in variants.values():
-        upscaler.decode(sources[:batch_size], options, keys=keys[:batch_size])
-    for start in track(range(0, len(sources), batch_size), "decoding", "batches"):
-        batch = slice(start, start + batch_size)
-        for variant, options in variants.items():
-            results[variant].append(upscaler.decode(sources[batch], options, keys=keys[batch]))
+    batches = [slice(start, start + batch_size) for start in range(0, len(sources), batch_size)]
+    results = in_turns(batches, ways, lambda batch, options: upscaler.decode(
+        sources[batch], options, keys=keys[batch]), "decoding")
     timed = max(len(sources) // batch_size, 1)
-    return {variant: DecodedPictures.of(batches, timed) for variant, batches in results.items()}
+    return {way: DecodedPictures.of(made, timed) for way, made in results.items()}
 
 
 def bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler, batch_size: int) -> Scores:
@@ -129,8 +124,8 @@ def mean_bits_per_dim(sources: Pixels, targets: Pixels, upscaler: Upscaler,
     return float(bits_per_dim(sources, targets, upscaler, batch_size).mean())
 
 
-def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler, batch_size: int = 16) -> dict[str,
-                                                                                            Any]:
+def evaluate_likelihood(pairs: FacePairs, upscaler: Upscaler,
+                        batch_size: int = 16) -> dict[str, Any]:
     """Return the bits/dim of the true images under p1, and `picture_bytes`, as a report
     serialisable as JSON.
 
@@ -198,26 +193,30 @@ def evaluate_images(
     # With inputs shifted by one image, only a network that ignores its input has the same bits/dim.
     report["bits_per_dim_wrong_input"] = None if len(pairs) == 1 else mean_bits_per_dim(
         np.roll(pairs.lr, 1, axis=0), pairs.hr, upscaler, batch_size)
-    variants = {GREEDY: decode.greedy(),
-                **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
+    ways = {GREEDY: decode.greedy(),
+            **({SEQUENTIAL: decode.sequential()} if decode.is_sampling else {})}
     decoded = decode_interleaved(pairs.lr, upscaler,
-                                 {**(variants if greedy else {}), "blockwise": decode}, batch_size)
+                                 {**(ways if greedy else {}), "blockwise": decode}, batch_size)
+
+    # pictures by method, and their scores
     pictures = {method: pairs.task.enlarge(pairs.lr, method) for method in ENLARGEMENTS}
-    pictures.update({variant: result.images for variant, result in decoded.items()})
+    pictures.update({way: result.images for way, result in decoded.items()})
     pictures.update({f"{stage.size} by {BASELINE}": pairs.task.enlarge(stage.images, BASELINE)
                      for stage in decoded["blockwise"].stages[:-1]})
     report |= {"truth": all_entries(swings(pairs.hr, pairs.task)),
                "methods": compared_scores(pictures, pairs)}
     if recogniser is not None:
-        report["faces_found"], report["recognition"] = recognition_scores(recogniser, pictures,
-                                                                          pairs.hr)
-    for variant, result in decoded.items():
-        report["methods"][variant].update(result.statistics())
+        found, report["recognition"] = recognition_scores(recogniser, pictures, pairs.hr)
+        report["faces_found"] = found
+
+    # what decoding cost, by way and by stage
+    for way, result in decoded.items():
+        report["methods"][way].update(result.statistics())
     if upscaler.face_task.between:
-        report["stages"] = {variant: {stage.size: stage.statistics() for stage in result.stages}
-                            for variant, result in decoded.items()}
+        report["stages"] = {way: {stage.size: stage.statistics() for stage in result.stages}
+                            for way, result in decoded.items()}
     if greedy:
-        *_, alone = variants
+        *_, alone = ways
         report["agreement"] = agreement(pictures["blockwise"], pictures[alone], pairs.hr)
         report["speed_up"] = (decoded[alone].seconds_per_image
                               / max(decoded["blockwise"].seconds_per_image, 1e-9))
@@ -233,6 +232,7 @@ def report_table(report: dict[str, Any]) -> str:
              *method_lines(methods), "", *detail_lines(methods, report["truth"]), ""]
     if "recognition" in report:
         lines += [*recognition_lines(report), ""]
+    # beside one method, and what decoding cost
     for reference in REFERENCES:
         if reference in methods:
             lines += [*difference_lines(methods, reference), ""]
@@ -248,9 +248,6 @@ def report_table(report: dict[str, Any]) -> str:
                   f"{number_text(scores['psnr_to_greedy'], 2)} dB"]
     return "\n".join(lines)
 
-
-Methods = dict[str, Entries]
-"""Scores by name, by method."""
 
 SIMILARITY = {"psnr": ("PSNR dB", ".2f"), "ssim": ("SSIM", ".3f"), "st_lpips": ("ST-LPIPS", ".3f"),
               "lr_psnr": ("LR-PSNR dB", ".2f")}
@@ -270,10 +267,10 @@ def method_lines(methods: Methods) -> list[str]:
 def detail_lines(methods: Methods, truth: Entries) -> list[str]:
     """Return the `detail_scores` by method, and those of the truth, as the lines of a text
     table."""
-    bands = {name: (name.removeprefix("power_").replace("_to_", "-").replace("over_", ">") + " dB",
-                    ".1f")
-             for name in next(iter(methods.values())) if re.fullmatch(r"power_(\S+_to|over)_[\d.]+",
-                                                                      name)}
+    titles = {name: name.removeprefix("power_").replace("_to_", "-").replace("over_", ">")
+              for name in next(iter(methods.values()))
+              if re.fullmatch(r"power_(\S+_to|over)_[\d.]+", name)}
+    bands = {name: (f"{title} dB", ".1f") for name, title in titles.items()}
     return table_lines("detail", {"truth": truth, **methods}, DETAIL | bands)
 
 
@@ -286,9 +283,9 @@ def recognition_lines(report: dict[str, Any]) -> list[str]:
 def difference_lines(methods: Methods, reference: str) -> list[str]:
     """Return the differences from a method in `compared_scores` as the lines of a text table."""
     return table_lines(f"above {reference}",
-                       {name: scores for name, scores in methods.items() if name != reference}, {
-                           f"{name}_above_{reference}": (title, f"+{form}") for name,
-                           (title, form) in (SIMILARITY | DETAIL).items()})
+                       {name: scores for name, scores in methods.items() if name != reference},
+                       {f"{name}_above_{reference}": (title, f"+{form}")
+                        for name, (title, form) in (SIMILARITY | DETAIL).items()})
 
 
 def decoding_lines(report: dict[str, Any]) -> list[str]:
@@ -302,32 +299,3 @@ def decoding_lines(report: dict[str, Any]) -> list[str]:
     return table_lines("decoding", rows, {
         "mean_accepted_block_size": ("mean accepted", ".2f"),
         "model_calls_per_image": ("model calls", ",.1f"), "seconds_per_image": ("s/image", ".3f")})
-
-
-def table_lines(title: str, methods: Methods, columns: dict[str, tuple[str, str]]) -> list[str]:
-    """Return the scores of `columns` by method as the lines of a text table.
-
-    `columns` has the title and the form of each score by name; `title` is that of the methods. A
-    score that no method has gets no column, and a method without any of the scores no line; "-"
-    stands for a score that a method lacks.
-    """
-    methods = {method: scores for method, scores in methods.items() if columns.keys()
-               & scores.keys()}
-    shown = {name: column for name,
-             column in columns.items() if any(name in scores for scores in methods.values())}
-    rows = {title: [head for head, _ in shown.values()]}
-    for method, scores in methods.items():
-        rows[method] = [score_text(scores, name, form) for name, (_, form) in shown.items()]
-    first, widths = max(map(len, rows)), [max(map(len, cells)) + 2 for cells in zip(*rows.values(),
-                                                                                    strict=True)]
-    return [method.ljust(first) + "".join(map(str.rjust, cells, widths)) for method,
-            cells in rows.items()]
-
-
-def score_text(scores: dict[str, float | None], name: str, form: str) -> str:
-    """Return the score `name` with its interval, if it has one, as text, or "-"; `form` formats a
-    number."""
-    value, half = scores.get(name), scores.get(f"{name}_half_width")
-    if value is None:
-        return "-"
-    return format(value, form) + ("" if half is None else f" +-{format(half, form.lstrip('+'))}")

@@ -149,5 +149,5 @@ def compared_scores(pictures: dict[str, Pixels], pairs: FacePairs) -> dict[str, 
 
 def all_entries(scores: dict[str, Estimate]) -> Entries:
     """Return the entries of `scores` by name."""
-    return {key: value for name, score in scores.items() for key,
-            value in score.entries(name).items()}
+    return {key: value for name, score in scores.items()
+            for key, value in score.entries(name).items()}

@@ -56,8 +56,8 @@ class Recogniser:
 
     def describe(self, image: Pixels, landmarks: Any) -> Scores:  # noqa: ANN401
         """Return the descriptor, float64 [128], of the face at `landmarks` in such a picture."""
-        return np.array(self.network.compute_face_descriptor(self.dlib.get_face_chip(image,
-                                                                                     landmarks)))
+        chip = self.dlib.get_face_chip(image, landmarks)
+        return np.array(self.network.compute_face_descriptor(chip))
 
 
 def recognition_scores(

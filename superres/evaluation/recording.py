@@ -165,8 +165,9 @@ def _opening(model: StepModel, source: Tensor, width: int) -> float:
 def _sources(pipeline: Pipeline, rows: int) -> Tensor:
     """Return sources [rows, S] to measure with; their tokens have no influence on the times."""
     config = pipeline.model_config
-    length = config.source_length if pipeline.end_token is None else min(SENTENCE,
-                                                                         config.source_length)
+    length = config.source_length
+    if pipeline.end_token is not None:
+        length = min(SENTENCE, length)
     tokens = 7 * torch.arange(rows * length, device=pipeline.device) % (config.vocabulary - 4) + 4
     return tokens.view(rows, length)
 

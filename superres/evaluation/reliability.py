@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from superres.config import COVERAGE, LARGEST_ERROR, Reliability, require
+from superres.evaluation.drawing import draw_samples
 from superres.pictures.read import Pixels
 from superres.pipeline.upscaler import Upscaler
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
-from superres.tasks.faces import image_key
 
 BATCH = 16
 """Faces decoded together."""
@@ -81,14 +81,10 @@ def judged_faces(upscaler: Upscaler, pairs: FacePairs) -> tuple[np.ndarray, np.n
     The error is the difference to the truth in grey levels, as the mean over the colours; both are
     float32 [N, H, W].
     """
-    uncertainty, error = list[np.ndarray](), list[np.ndarray]()
-    for first in track(range(0, len(pairs), BATCH), "judging faces", "batches"):
-        rows = slice(first, first + BATCH)
-        keys = [image_key(source, 1) for source in pairs.lr[rows]]
-        drawn = upscaler.decode(pairs.lr[rows], keys=keys)
-        uncertainty.append(drawn.uncertainty)
-        error.append(pixel_error(drawn.images, pairs.hr[rows]))
-    return np.concatenate(uncertainty), np.concatenate(error)
+    drawn = draw_samples(pairs.lr, upscaler, upscaler.default, [1], BATCH, "drawing faces")
+    uncertainty = [batch.uncertainty for batch in track(drawn, "judging faces", "batches")]
+    images = np.concatenate([batch.images for batch in drawn])
+    return np.concatenate(uncertainty), pixel_error(images, pairs.hr)
 
 
 def pixel_error(images: Pixels, truth: Pixels) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from superres.config import DecodeConfig
 from superres.evaluation.detail import swings
+from superres.evaluation.drawing import draw_samples
 from superres.evaluation.images import detail_lines, difference_lines, method_lines, stage_options
 from superres.evaluation.intervals import Entries, with_interval
 from superres.evaluation.picture_scores import (
@@ -23,7 +24,6 @@ from superres.evaluation.picture_scores import (
 from superres.pictures.read import Pixels
 from superres.system.progress import track
 from superres.tasks.face_data import FacePairs
-from superres.tasks.faces import image_key
 
 if TYPE_CHECKING:
     from superres.pipeline.upscaled import Upscaled
@@ -37,8 +37,8 @@ def diversity(samples: Pixels) -> float:
     `samples` is uint8 [N,M,H,W,C], M >= 2 samples of each of N inputs.
     """
     pairs = itertools.combinations(range(samples.shape[1]), 2)
-    return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j])) for i,
-                          j in pairs]))
+    return float(np.mean([np.sqrt(mean_squared_error(samples[:, i], samples[:, j]))
+                          for i, j in pairs]))
 
 
 def local_diversity(samples: Pixels, truth: Pixels, cell: int) -> float:
@@ -85,22 +85,6 @@ def sample_scores(samples: Pixels, likeliest: Pixels, greedy: Pixels,
     return scores
 
 
-def draw_samples(
-    sources: Pixels, upscaler: Upscaler, decode: DecodeConfig, numbers: Sequence[int],
-    batch_size: int,
-) -> list[Upscaled]:
-    """Draw samples of each input, uint8 [N,h,w,3], in batches; the samples of an input are
-    neighbours.
-
-    `numbers` are the numbers of the samples, from 1, which key their noise.
-    """
-    keys = [image_key(source, number) for source in sources for number in numbers]
-    repeated = sources.repeat(len(numbers), axis=0)
-    starts = track(range(0, len(keys), batch_size), "drawing samples", "batches")
-    return [upscaler.decode(repeated[i:i + batch_size], decode, keys=keys[i:i + batch_size])
-            for i in starts]
-
-
 def pictures_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
     """Return the pictures of batches that have `count` samples per input, uint8 [N,M,H,W,3]."""
     images = np.concatenate([batch.images for batch in drawn])
@@ -110,8 +94,8 @@ def pictures_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
 def likeliest_of(drawn: Sequence[Upscaled], count: int) -> Pixels:
     """Return the picture of each input that p1 finds likeliest, uint8 [N,H,W,3]; the arguments are
     as above."""
-    bits = np.concatenate([batch.bits_per_dim for batch in track(drawn, "judging samples",
-                                                                 "batches")])
+    bits = np.concatenate([batch.bits_per_dim
+                           for batch in track(drawn, "judging samples", "batches")])
     best = bits.reshape(-1, count).argmin(axis=1)
     likeliest: Pixels = pictures_of(drawn, count)[np.arange(len(best)), best]
     return likeliest

@@ -3,15 +3,14 @@ decoded pictures.
 
 One argument of the command line, SPEC, describes a method:
 
-    camera                                            the photographs of --images
-    nearest | bicubic | lanczos                       enlargements of the inputs
-    FOLDER                                            finished pictures; the folder's name is the
-    name of the method name=ours,folder=FOLDER                           finished pictures under
-    another name name=k6,accept=distance,epsilon=2,block_size=6    pictures of the bundled
-    checkpoint, with decoding settings name=both,checkpoint=DIR,block_size=6             pictures of
-    another checkpoint name=small,checkpoint=DIR,size=N                  those of the stage of a
-    cascade that draws N x N pixels name=warm,temperature=0.7,samples=4               the likeliest
-    of four samples of each image
+    camera                                  the photographs of --images
+    nearest | bicubic | lanczos             enlargements of the inputs
+    FOLDER                                  finished pictures; its name is the method's
+    name=ours,folder=FOLDER                 finished pictures under another name
+    name=k6,accept=distance,block_size=6    pictures of the bundled checkpoint, by its settings
+    name=both,checkpoint=DIR,block_size=6   pictures of another checkpoint
+    name=small,checkpoint=DIR,size=N        those of a cascade's stage that draws N x N pixels
+    name=warm,temperature=0.7,samples=4     the likeliest of four samples of each image
 
 Colons join several numbers of a setting: temperature=0.9:0.7:0.7. The pictures of a study have the
 size of the largest checkpoint's outputs. Smaller ones are enlarged to it as the study's page
@@ -30,6 +29,7 @@ import numpy as np
 
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, ModelConfig, Setting, require
 from superres.errors import ConfigError, InvalidInputError
+from superres.evaluation.drawing import draw_samples
 from superres.pictures.files import IMAGE_SUFFIXES
 from superres.pictures.read import Pixels
 from superres.pictures.untrusted import read_untrusted
@@ -51,7 +51,7 @@ from superres.system.folders import folder_files, folder_name, is_folder
 from superres.system.progress import say, track
 from superres.system.terminal import printable
 from superres.tasks.face_data import is_celeba, read_faces
-from superres.tasks.faces import ENLARGEMENTS, FaceTask, image_key
+from superres.tasks.faces import ENLARGEMENTS, FaceTask
 from superres.tasks.photos import choose_crops, largest
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def parse_spec(text: str) -> Spec:
             f"{', '.join(known)} (join the numbers of one setting by colons)")
     require(len(values) == len(entries), f"a setting occurs twice in the method {text!r}; leave "
             "one out")
+
+    # finished pictures
     name, folder, checkpoint = (values.pop(key, "") for key in ("name", "folder", "checkpoint"))
     if folder:
         require(not values and not checkpoint, f"the method {text!r} is a folder of finished "
@@ -100,13 +102,15 @@ def parse_spec(text: str) -> Spec:
         require(is_folder(Path(folder)), f"the method {text!r}: {folder} is not a folder; correct "
                 "the path")
         return Spec(name or folder_name(Path(folder)), folder=Path(folder))
+
+    # pictures of a checkpoint
     require(bool(name), f"the method {text!r} needs a name: name=k6,...")
     require(name != CAMERA, f"{CAMERA!r} is the name of the photographs; choose another for "
             f"{text!r}")
     size = Setting("", kind=int).read("size", values.pop("size")) if "size" in values else None
     samples = Setting("", kind=int, least=1).read("samples", values.pop("samples", "1"))
-    settings = {key: SETTINGS[key].read(key, value.replace(":", ",")) for key,
-                value in values.items()}
+    settings = {key: SETTINGS[key].read(key, value.replace(":", ","))
+                for key, value in values.items()}
     require(DecodeConfig(**settings).is_sampling or samples == 1, f"the method {text!r} would draw "
             f"the same picture {samples} times at temperature 0; add temperature=0.7, or leave "
             "samples out")
@@ -146,8 +150,8 @@ def read_images(path: Path, task: FaceTask) -> Images:
                       dict(zip(names, pairs.hr, strict=True)), task)
     found = read_folder(path, task.source).items()
     squares = {name: largest(choose_crops(picture, task)).take(picture) for name, picture in found}
-    photographs = {name: task.target_of(square) for name,
-                   square in squares.items() if len(square) >= task.target}
+    photographs = {name: task.target_of(square) for name, square in squares.items()
+                   if len(square) >= task.target}
     return Images({name: task.source_of(square) for name, square in squares.items()}, photographs,
                   task)
 
@@ -218,46 +222,61 @@ def make_comparisons(
         a, b = ([methods[spec.name] for spec in specs] for specs in (specs_a, specs_b))
         return compare_methods(a, b) if b else judge_methods(a)
 
+    # all that may be refused
     compare({spec.name: Method(spec.name, {}) for spec in (*specs_a, *specs_b)})
+    specs = _by_name([*specs_a, *specs_b], path)
+    loaded: dict[str, Upscaler] = {}
+    decoders = {spec.name: _load(spec, device, loaded)
+                for spec in specs.values() if spec.checkpoint is not None}
+    task = _common_task({name: upscaler.face_task for name, (upscaler, _) in decoders.items()})
+
+    # the images that all methods can show
+    images = Images({}, {}, task) if path is None else read_images(path, task)
+    folders = {spec.name: read_folder(spec.folder)
+               for spec in specs.values() if spec.folder is not None}
+    names = _shared_names(folders, images.sources if len(folders) < len(specs) else None)
+    chosen = names if count is None else choose_images(names, count, seed)
+
+    # their pictures by each method
+    methods, record = dict[str, Method](), dict[str, Any]()
+    for name, spec in specs.items():
+        if spec.folder is not None:
+            made, record = [folders[name][image] for image in chosen], {"folder": str(spec.folder)}
+        elif name == CAMERA:
+            made, record = _photographs(images, chosen), {"photographs": True}
+        else:
+            sources = np.stack([images.sources[image] for image in chosen])
+            if spec.enlargement is not None:
+                made = [*task.enlarge(sources, spec.enlargement)]
+                record = {"enlargement": spec.enlargement}
+            else:
+                made, record = _at_size(*_decode(spec, *decoders[name], sources, batch_size), task,
+                                        interpolation, name)
+        methods[name] = Method(name, dict(zip(chosen, made, strict=True)), record)
+    return compare(methods)
+
+
+def _by_name(given: Sequence[Spec], path: Path | None) -> dict[str, Spec]:
+    """Return specifications by name; raise ConfigError if two methods share one, or a method needs
+    the images of `path`."""
     specs: dict[str, Spec] = {}
-    for spec in (*specs_a, *specs_b):
+    for spec in given:
         require(specs.setdefault(spec.name, spec) == spec,
                 f"two different methods are named {spec.name!r}; tell them apart with name=")
         require(spec.folder is not None or path is not None,
                 f"the method {spec.name!r} makes pictures of images; give --images")
-    loaded: dict[str, Upscaler] = {}
-    decoders = {spec.name: _load(spec, device, loaded) for spec in specs.values() if spec.checkpoint
-                is not None}
-    task = _common_task({name: upscaler.face_task for name, (upscaler, _) in decoders.items()})
-    images = Images({}, {}, task) if path is None else read_images(path, task)
-    folders = {spec.name: read_folder(spec.folder) for spec in specs.values() if spec.folder
-               is not None}
-    names = _shared_names(folders, images.sources if len(folders) < len(specs) else None)
-    chosen = names if count is None else choose_images(names, count, seed)
+    return specs
 
-    def render(spec: Spec) -> Method:
-        record: dict[str, Any]
-        if spec.folder is not None:
-            made, record = ([folders[spec.name][name] for name in chosen],
-                            {"folder": str(spec.folder)})
-        elif spec.name == CAMERA:
-            made, record = _photographs(images, chosen), {"photographs": True}
-        else:
-            sources = np.stack([images.sources[name] for name in chosen])
-            if spec.enlargement is not None:
-                made, record = ([*task.enlarge(sources, spec.enlargement)],
-                                {"enlargement": spec.enlargement})
-            else:
-                made, record = _decode(spec, *decoders[spec.name], sources, batch_size)
-                record["training"] = training_of(str(spec.checkpoint))
-                if len(made[0]) != task.target:
-                    made, record["enlargement"] = ([*task.enlarge(np.stack(made), interpolation)],
-                                                   interpolation)
-                    say(f"the pictures of {spec.name} are enlarged to {task.target_size} by "
-                        f"--interpolation {interpolation}")
-        return Method(spec.name, dict(zip(chosen, made, strict=True)), record)
 
-    return compare({name: render(spec) for name, spec in specs.items()})
+def _at_size(pictures: list[Pixels], record: dict[str, Any], task: FaceTask,
+             interpolation: str, name: str) -> tuple[list[Pixels], dict[str, Any]]:
+    """Return a method's pictures in the size of a study's, and their record, which says so."""
+    if len(pictures[0]) == task.target:
+        return pictures, record
+    say(f"the pictures of {name} are enlarged to {task.target_size} by --interpolation "
+        f"{interpolation}")
+    enlarged = [*task.enlarge(np.stack(pictures), interpolation)]
+    return enlarged, {**record, "enlargement": interpolation}
 
 
 def _common_task(tasks: dict[str, FaceTask]) -> FaceTask:
@@ -350,16 +369,22 @@ def _decode(
     """
     from superres.decoding.trace import mean_accepted_block_size
 
-    starts = track(range(0, len(sources), batch_size), f"decoding {spec.name}", "batches")
-    batches = (sources[start:start + batch_size] for start in starts)
-    results = [upscaler.decode(batch, options, keys=[image_key(source, 1) for source in batch])
-               if spec.samples == 1 else
-               upscaler(batch, options, samples=spec.samples, keep=KEEPS[0]) for batch in batches]
+    title = f"decoding {spec.name}"
+    if spec.samples == 1:
+        results = draw_samples(sources, upscaler, options, [1], batch_size, title)
+    else:
+        results = [upscaler(sources[start:start + batch_size], options, samples=spec.samples,
+                            keep=KEEPS[0])
+                   for start in track(range(0, len(sources), batch_size), title, "batches")]
+
+    # what made them
     stages = [[trace for result in parts for trace in result.traces]
               for parts in zip(*(result.stages for result in results), strict=True)]
-    record = {"checkpoint": upscaler.name, "revision": upscaler.revision, "engine": upscaler.engine,
-              "config": resolve_options(options, upscaler).to_dict(),
-              "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
+    record: dict[str, Any] = {
+        "checkpoint": upscaler.name, "revision": upscaler.revision, "engine": upscaler.engine,
+        "config": resolve_options(options, upscaler).to_dict(),
+        "training": training_of(str(spec.checkpoint)),
+        "mean_accepted_block_size": mean_accepted_block_size(list(chain(*stages)))}
     if spec.samples > 1:
         record["samples"] = spec.samples
     if len(stages) > 1:

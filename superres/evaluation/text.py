@@ -14,15 +14,22 @@ import numpy as np
 from superres.config import BeamConfig, DecodeConfig, require
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
+from superres.evaluation.drawing import Way, in_turns
 from superres.evaluation.intervals import accepted_block_size
-from superres.system.output import number_text
-from superres.system.progress import track
+from superres.evaluation.score_tables import table_lines
 from superres.tasks.translation import TextPairs
 
 if TYPE_CHECKING:
+    from superres.pipeline.translated import Translated
     from superres.pipeline.translator import Translator
 
-Variant = DecodeConfig | BeamConfig
+COLUMNS = {
+    "bleu": ("BLEU", ".2f"), "chrf": ("chrF", ".2f"),
+    "mean_accepted_block_size": ("mean accepted", ".2f"),
+    "model_calls_per_sentence": ("model calls", ".1f"), "ms": ("ms/sentence", ".1f"),
+    "speed_up": ("speed-up of blockwise", ".2f"),
+}
+"""Titles and forms of the scores in the table of a report."""
 
 
 def bleu(texts: Sequence[str], references: Sequence[str], bootstrap: int = 1) -> dict[str, Any]:
@@ -90,9 +97,9 @@ def _metric(name: str) -> Any:  # noqa: ANN401 -- a metric of sacreBLEU
     return getattr(metrics, name)()
 
 
-@dataclass
+@dataclass(frozen=True)
 class DecodedText:
-    """The translation of each source by one variant of decoding, and its statistics.
+    """The translation of each source by one way to decode, and its statistics.
 
     `traces` has a trace of each segment, and is empty for beam search. `cut` is the number of
     translations that reached the network's largest length.
@@ -100,9 +107,9 @@ class DecodedText:
 
     texts: list[str]
     traces: list[RowTrace]
-    cut: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
+    cut: int
+    tokens: int
+    seconds: float
 
     @property
     def seconds_per_sentence(self) -> float:
@@ -122,41 +129,44 @@ class DecodedText:
 
 
 def decode_text(
-    sources: Sequence[str], translator: Translator, variants: dict[str, Variant], batch_size: int
+    sources: Sequence[str], translator: Translator, ways: dict[str, Way], batch_size: int
 ) -> dict[str, DecodedText]:
-    """Translate every batch with each variant in turn, so that other load slows all variants alike.
+    """Translate every batch `in_turns`.
 
     Sentences are sorted by length into batches; batch size 1 measures the latency of single
-    sentences. An untimed translation of the first batch warms up (compilation, caches). The index
-    of a source keys its sampling noise, so a translation does not depend on the batch size.
+    sentences. The index of a source keys its sampling noise, so a translation does not depend on
+    the batch size.
 
     Raises:
-        ConfigError: the checkpoint does not support a variant, or the batch size is not positive.
+        ConfigError: the checkpoint does not support a way to decode, or the batch size is not
+            positive.
     """
     require(batch_size >= 1, f"--batch-size must be at least 1, not {batch_size}")
-    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
-    results = {name: DecodedText([""] * len(sources), []) for name in variants}
-    for variant in variants.values():
-        translator([sources[place] for place in order[:batch_size]], variant, batch_size=batch_size)
-    for first in track(range(0, len(order), batch_size), "translating", "batches"):
-        batch = order[first : first + batch_size]
-        for name, variant in variants.items():
-            made = translator.decode([sources[place] for place in batch], variant, keys=batch,
-                                     batch_size=batch_size)
-            result = results[name]
-            for place, line in zip(batch, made, strict=True):
-                result.texts[place] = line.text
-                result.cut += line.truncated
-                result.tokens += line.tokens
-            result.traces += made.traces
-            result.seconds += made.seconds
-    return results
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    batches = [order[first:first + batch_size] for first in range(0, len(order), batch_size)]
+
+    def decode(batch: list[int], way: Way) -> Translated:
+        return translator.decode([sources[index] for index in batch], way, keys=batch,
+                                 batch_size=batch_size)
+
+    # in the order of the sources again
+    def joined(results: list[Translated]) -> DecodedText:
+        lines = [line for result in results for line in result]
+        texts = {index: line.text for index, line in zip(order, lines, strict=True)}
+        return DecodedText([texts[index] for index in range(len(sources))],
+                           [trace for result in results for trace in result.traces],
+                           sum(line.truncated for line in lines),
+                           sum(line.tokens for line in lines),
+                           sum(result.seconds for result in results))
+
+    return {name: joined(results)
+            for name, results in in_turns(batches, ways, decode, "translating").items()}
 
 
-def text_scores(result: DecodedText, references: Sequence[str], bootstrap: int = 1) -> dict[str,
-                                                                                            Any]:
-    """Return BLEU, chrF and the decoding statistics of one variant; the scores with intervals, see
-    `bleu`."""
+def text_scores(result: DecodedText, references: Sequence[str],
+                bootstrap: int = 1) -> dict[str, Any]:
+    """Return BLEU, chrF and the decoding statistics of one way to decode; the scores with
+    intervals, see `bleu`."""
     scores = {"bleu": bleu(result.texts, references, bootstrap),
               "chrf": chrf(result.texts, references, bootstrap)}
     return {**{name: score["score"] for name, score in scores.items()},
@@ -180,10 +190,12 @@ def evaluate_text(
     """
     translator.check(decode)
     decode = dataclasses.replace(decode, block_size=translator.block_size(decode))
-    variants: dict[str, Variant] = {"greedy": decode.sequential()} if greedy else {}
-    variants |= ({} if beam is None else {f"beam {beam.size}": beam}) | {"blockwise": decode}
+    ways: dict[str, Way] = {"greedy": decode.sequential()} if greedy else {}
+    ways |= ({} if beam is None else {f"beam {beam.size}": beam}) | {"blockwise": decode}
     signatures = {"bleu": bleu(["a"], ["a"])["signature"], "chrf": chrf(["a"], ["a"])["signature"]}
-    decoded = decode_text(pairs.source, translator, variants, batch_size)
+
+    # scores by way, and the speed of blocks beside the others
+    decoded = decode_text(pairs.source, translator, ways, batch_size)
     seconds = decoded["blockwise"].seconds_per_sentence
     report: dict[str, Any] = {
         "sentences": len(pairs), "languages": "-".join(translator.languages),
@@ -191,9 +203,8 @@ def evaluate_text(
         "beam": None if beam is None else beam.to_dict(), "batch_size": min(batch_size, len(pairs)),
         "signatures": signatures,
         "methods": {name: text_scores(result, pairs.target) for name, result in decoded.items()},
-        "speed_up": {name: result.seconds_per_sentence / max(seconds, 1e-9) for name,
-                     result in decoded.items()
-                     if name != "blockwise"},
+        "speed_up": {name: result.seconds_per_sentence / max(seconds, 1e-9)
+                     for name, result in decoded.items() if name != "blockwise"},
     }
     if greedy:
         report["identical_to_greedy"] = identical_share(decoded["blockwise"].texts,
@@ -209,18 +220,12 @@ def identical_share(texts: Sequence[str], others: Sequence[str]) -> float:
 def report_lines(report: dict[str, Any]) -> str:
     """Return the report of `evaluate_text` as text."""
     config = report["config"]
+    rows = {name: {**scores, "ms": 1000 * scores["seconds_per_sentence"],
+                   **({"speed_up": speed} if (speed := report["speed_up"].get(name)) else {})}
+            for name, scores in report["methods"].items()}
     lines = [f"{report['sentences']} sentences, {report['languages']}, {report['checkpoint']}, "
              f"block size {config['block_size']}, {config['accept']}, batches of "
-             f"{report['batch_size']}",
-             f"{'':10}   BLEU   chrF  mean accepted  model calls  ms/sentence  speed-up of "
-             "blockwise"]
-    for name, scores in report["methods"].items():
-        line = (f"{name:10}{scores['bleu']:7.2f}{scores['chrf']:7.2f}"
-                f"{number_text(scores['mean_accepted_block_size'], 2):>15}"
-                f"{number_text(scores['model_calls_per_sentence'], 1):>13}"
-                f"{1000 * scores['seconds_per_sentence']:13.1f}")
-        lines.append(line + (f"{report['speed_up'][name]:23.2f}" if name in report["speed_up"]
-                             else ""))
+             f"{report['batch_size']}", *table_lines("", rows, COLUMNS)]
     if "identical_to_greedy" in report:
         lines.append(f"identical to greedy: {report['identical_to_greedy']:.1%} of the sentences")
     lines += [f"{name}: {signature}" for name, signature in report["signatures"].items()]

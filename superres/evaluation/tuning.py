@@ -1,8 +1,8 @@
 """Search for the fastest decoding settings on this machine, within a bound on the loss of quality,
 and save them.
 
-Variants of decoding are compared by the quality that each acceptance loses, and by its gain in
-block size and time.
+Settings are compared by the quality that each acceptance loses, and by its gain in block size and
+time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from superres.checkpoint import (
 )
 from superres.config import Confidence, CostRecord, DecodeConfig, QualityBound, require
 from superres.decoding.acceptance import CRITERIA
+from superres.evaluation.drawing import Way
 from superres.evaluation.images import decode_interleaved, mean_bits_per_dim
 from superres.evaluation.picture_scores import agreement
-from superres.evaluation.text import Variant, decode_text
+from superres.evaluation.text import decode_text
 from superres.pipeline.recorded_costs import save_costs
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -86,21 +87,24 @@ def compare(
     """
     base = dataclasses.replace(GREEDY,
                                consistent=any(options.consistent for options in settings[:1]))
-    variants = {repr(options): options for options in (base, *settings)}
-    decoded = decode_interleaved(pairs.lr, upscaler, variants, batch_size)
+    ways = {repr(options): options for options in (base, *settings)}
+    decoded = decode_interleaved(pairs.lr, upscaler, ways, batch_size)
     greedy = decoded[repr(base)]
     own = mean_bits_per_dim(pairs.lr, greedy.images, upscaler, batch_size) if with_bits else 0.0
     rows: dict[DecodeConfig, Scores] = {}
-    for variant, result in decoded.items():
+
+    # scores beside the greedy images
+    for way, result in decoded.items():
         scores: Scores = {
-            **result.statistics(), "speed_up": greedy.seconds_per_image
-            / max(result.seconds_per_image, 1e-9), **agreement(result.images, greedy.images,
-                                                               pairs.hr)}
+            **result.statistics(),
+            "speed_up": greedy.seconds_per_image / max(result.seconds_per_image, 1e-9),
+            **agreement(result.images, greedy.images, pairs.hr)}
         if with_bits:
-            bits = own if result is greedy else mean_bits_per_dim(pairs.lr, result.images, upscaler,
-                                                                  batch_size)
+            bits = own
+            if result is not greedy:
+                bits = mean_bits_per_dim(pairs.lr, result.images, upscaler, batch_size)
             scores.update(bits_per_dim=bits, bits_loss=bits - own)
-        rows[variants[variant]] = scores
+        rows[ways[way]] = scores
     return rows
 
 
@@ -118,12 +122,12 @@ def comparison_table(rows: dict[DecodeConfig, Scores], marks: dict[DecodeConfig,
 
 def as_rows(rows: dict[DecodeConfig, Scores]) -> list[dict[str, object]]:
     """Return scores by settings as rows with name and settings, serialisable as JSON."""
-    return [{"name": label(options), "config": options.to_dict(), **scores} for options,
-            scores in rows.items()]
+    return [{"name": label(options), "config": options.to_dict(), **scores}
+            for options, scores in rows.items()]
 
 
 def within(bound: QualityBound, scores: Scores) -> bool:
-    """Return whether the scores of a variant of decoding are within `bound`."""
+    """Return whether the scores of decoding are within `bound`."""
     if bound.min_psnr_to_greedy is not None:
         psnr = scores["psnr_to_greedy"]  # None if all images are identical
         return psnr is None or psnr >= bound.min_psnr_to_greedy
@@ -143,13 +147,14 @@ def shortlist(rows: dict[DecodeConfig, Scores], bound: QualityBound) -> list[Dec
     These are the fastest settings within the bound and within a tighter bound, since few images may
     overrate a setting. The fastest exact setting is added; it is always within the bound.
     """
-    kept = [options for b in (bound, tighter(bound)) for options in
-            [options for options, scores in rows.items() if within(b, scores)][:KEPT]]
+    kept = list[DecodeConfig]()
+    for one in (bound, tighter(bound)):
+        kept += [options for options, scores in rows.items() if within(one, scores)][:KEPT]
     exact = [options for options in rows if options.is_exact]
     return list(dict.fromkeys([*kept, *exact[:1]]))
 
 
-def block_variants(options: DecodeConfig, heads: int) -> list[DecodeConfig]:
+def with_block_sizes(options: DecodeConfig, heads: int) -> list[DecodeConfig]:
     """Return `options` with every block size up to `heads`, adaptively, and with a minimum block of
     2."""
     whole = dataclasses.replace(options, block_size=heads)
@@ -187,24 +192,25 @@ def tune_faces(
                        with_bits=bound.max_bits_loss is not None)
         return dict(sorted(rows.items(), key=lambda row: row[1]["seconds_per_image"] or 0.0))
 
+    # criteria on few images, then block sizes of the best, and the best of these on all
     own = upscaler.default
     settings = [dataclasses.replace(options, block_size=heads, consistent=own.consistent,
                                     nucleus=own.nucleus)
                 for options in ACCEPTANCE]
     settings = shortlist(measure(first, settings), bound)
-    settings = [variant for options in settings for variant in block_variants(options, heads)]
+    settings = [sized for options in settings for sized in with_block_sizes(options, heads)]
     settings = shortlist(measure(first, settings), bound)
     rows = measure(pairs, settings)
 
+    # the report
     kept = [options for options, scores in rows.items() if within(bound, scores)]
     marks = {options: "within" for options in kept} | {kept[0]: "fastest"}
     report = {
         "checkpoint": f"{upscaler.name}@{upscaler.revision}", "images": len(pairs),
         "batch_size": min(batch_size, len(pairs)), "bound": bound.to_dict(),
-        "fastest": kept[0].to_dict(), "settings": [{**row, "within_bound": options in kept}
-                                                   for row,
-                                                   options in zip(as_rows(rows), rows,
-                                                                  strict=True)],
+        "fastest": kept[0].to_dict(),
+        "settings": [{**row, "within_bound": options in kept}
+                     for row, options in zip(as_rows(rows), rows, strict=True)],
     }
     return report, comparison_table(rows, marks), kept[0]
 
@@ -219,13 +225,15 @@ def tune_text(
                 for size in (*(k for k in TEXT_BLOCK_SIZES if k < heads), heads)]
     if heads > 1:
         settings.append(DecodeConfig(block_size=heads, adaptive=True))
-    variants: dict[str, Variant] = {label(options): options for options in settings}
-    found = decode_text(pairs.source, translator, variants, batch_size)
+    ways: dict[str, Way] = {label(options): options for options in settings}
+    found = decode_text(pairs.source, translator, ways, batch_size)
+
+    # the fastest first
     order = sorted(settings, key=lambda options: found[label(options)].seconds)
     rows = {options: found[label(options)].statistics() for options in order}
     lines = [[label(options), number_text(scores["mean_accepted_block_size"], 2),
-              number_text(1000 * (scores["seconds_per_sentence"] or 0), 2)] for options,
-             scores in rows.items()]
+              number_text(1000 * (scores["seconds_per_sentence"] or 0), 2)]
+             for options, scores in rows.items()]
     report = {
         "checkpoint": f"{translator.name}@{translator.revision}", "sentences": len(pairs),
         "batch_size": min(batch_size, len(pairs)), "fastest": order[0].to_dict(),
@@ -274,5 +282,6 @@ def save_default(folder: Path, kind: str, options: DecodeConfig,
     Errors are those of `superres.checkpoint.save_entries`.
     """
     entries = {DECODE: {**read_checkpoint(folder).config.get(DECODE, {}), kind: options.to_dict()}}
-    save_entries(folder, entries if confidence is None else {**entries,
-                                                             CONFIDENCE: confidence.to_dict()})
+    if confidence is not None:
+        entries[CONFIDENCE] = confidence.to_dict()
+    save_entries(folder, entries)

@@ -128,8 +128,8 @@ class Windows:
         image or another picture.
         """
         count = len(faces)
-        x, y, log, turn = (corrections * torch.tensor(UNITS, dtype=torch.float32)).T[:, :, None,
-                                                                                     None]
+        units = torch.tensor(UNITS, dtype=torch.float32)
+        x, y, log, turn = (corrections * units).T[:, :, None, None]
         size, cos, sin = (torch.exp(-log), torch.cos(torch.deg2rad(-turn)),
                           torch.sin(torch.deg2rad(-turn)))
         places = torch.tensor(PLACES, dtype=torch.float32)
@@ -186,8 +186,8 @@ class Windows:
         windows = 255 * (windows.clamp(0, 255) / 255) ** tone
         soft = functional.avg_pool2d(windows[:, None], 3, 1, 1, count_include_pad=False)[:, 0]
         windows = windows + (windows - soft) * (self._random(count, 1, 1) * 1.8 - 0.9)
-        return windows + torch.randn(windows.shape, generator=self.rng) * (self._random(count, 1, 1)
-                                                                           * 6)
+        noise = torch.randn(windows.shape, generator=self.rng)
+        return windows + noise * (self._random(count, 1, 1) * 6)
 
 
 def _sampled(faces: Tensor, at: Tensor, beyond: str) -> Tensor:
@@ -308,6 +308,8 @@ def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: 
     check_folder(output)
     faces = read_faces(data, TASK, "train", limit).hr
     known = None if dev is None else read_faces(dev, TASK, "valid").hr
+
+    # the training, on one thread
     last = dict[str, float]()
 
     def record(found: dict[str, float]) -> None:
@@ -316,6 +318,8 @@ def train_aligner(data: Path, output: Path, dev: Path | None, steps: int, seed: 
 
     with TorchThreads(1):
         arrays = arrays_of(train(faces, steps, seed, record))
+
+    # the record, with the errors on other faces
     lines, row = list[str](), {"stage": "aligner", "steps": steps, "loss": last.get("loss"),
                                "faces": len(faces), "seed": seed, "torch": torch.__version__}
     if known is not None:

@@ -104,8 +104,8 @@ def _require_memory(config: ModelConfig, device: torch.device) -> None:
 def _warm_start(model: EncoderDecoder, base: EncoderDecoder, origin: str) -> None:
     """Copy the weights of `base`, read from `origin`, into `model`, whose head layer may be new."""
     weights, given, layer = base.state_dict(), base.heads, model.heads
-    without_heads = {name: weight for name,
-                     weight in weights.items() if not name.startswith("heads.")}
+    without_heads = {name: weight for name, weight in weights.items()
+                     if not name.startswith("heads.")}
     if layer is None and base.config.identity_p1:
         weights = without_heads
     if (isinstance(given, PredictionHeads) and isinstance(layer, PredictionHeads) and given.count
@@ -173,8 +173,8 @@ def build_optimizers(model: nn.Module, settings: Stage) -> list[torch.optim.Opti
     others = [p for p in trained if not any(p is matrix for matrix in matrices)]
     groups = [{"params": [p for p in others if p.dim() > 1], "weight_decay": settings.weight_decay},
               {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0}]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, rate, betas=(0.9, 0.98),
-                                                                 fused=fused)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, rate, betas=(0.9, 0.98), fused=fused)]
     if matrices:
         optimizers.append(Muon(matrices, rate, settings.weight_decay))
     return optimizers

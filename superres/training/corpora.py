@@ -34,7 +34,14 @@ from superres.tasks.face_data import (
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs, parse_languages
 from superres.training.construction import training_device
-from superres.training.data import Batches, DistilBatches, ImageBatches, TextBatches
+from superres.training.data import (
+    AS_THEY_ARE,
+    Batches,
+    Changes,
+    DistilBatches,
+    ImageBatches,
+    TextBatches,
+)
 from superres.training.stage import Stage
 
 PREDICTION_HEADS = 10
@@ -168,8 +175,10 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(not stage.more, "faces do not use further text; leave out --more "
             f"{', '.join(map(str, stage.more))}")
     task = FaceTask.of(network)
-    evaluate = None if stage.dev is None else face_score(read_faces(stage.dev, task, "valid",
-                                                                    DEV_IMAGES))
+    dev = None if stage.dev is None else read_faces(stage.dev, task, "valid", DEV_IMAGES)
+    evaluate = None if dev is None else face_score(dev)
+
+    # the pictures, and those to cut crops from
     pairs = read_faces(stage.data, task, "train", stage.limit)
     large = pairs.large if stage.crops is None else None
     crops = None if stage.crops is None else read_faces(stage.crops, task, "train").large
@@ -178,16 +187,18 @@ def face_corpus(stage: Stage, network: ModelConfig) -> Corpus:
     require(not share or large is not None or crops is not None, f"--crop-share {share} needs "
             f"larger pictures than {stage.crops or stage.data} has; prepare them with {PREPARE} "
             f"and --size {2 * task.target}, and name them with --crops")
+
+    # the batches; in the distil stage, half of each is the model's own pictures
     device = training_device(stage)
     size = stage.batch_size if stage.own is None else stage.batch_size // 2
-    drawn = [read_drawn(path, pairs) for path in stage.drawn]
-    true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, stage.flip, large, share, drawn,
-                        stage.input_noise, device, stage.turned_share, crops,
-                        hard_faces(pairs, stage.doubled_share))
+    changes = Changes(stage.flip, large, share, crops, stage.turned_share,
+                      [read_drawn(path, pairs) for path in stage.drawn], stage.input_noise)
+    true = ImageBatches(pairs.lr, pairs.hr, size, stage.seed, changes,
+                        hard_faces(pairs, stage.doubled_share), device)
     if stage.own is None:
         return Corpus(network, true, evaluate)
     own = read_faces(stage.own, task)
-    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, flip=False, device=device)
+    own_batches = ImageBatches(own.lr, own.hr, size, stage.seed, AS_THEY_ARE, device=device)
     return Corpus(network, DistilBatches(true, own_batches), evaluate)
 
 
@@ -242,16 +253,18 @@ def text_corpus(stage: Stage, network: ModelConfig) -> Corpus:
             "in length; leave --compiled out")
     codec = _vocabulary(stage, pairs, network)
     network = dataclasses.replace(network, vocabulary=codec.size)
-    evaluate = None if stage.dev is None else text_score(translation.read_pairs(stage.dev,
-                                                                                languages), codec)
+    dev = None if stage.dev is None else translation.read_pairs(stage.dev, languages)
+    evaluate = None if dev is None else text_score(dev, codec)
+
+    # the pairs that are short enough, from all texts
     texts = [pairs] * (stage.copies or 1) + [translation.read_pairs(path, languages)
                                              for path in stage.more]
     sides = ([line for text in texts for line in text.source],
              [line for text in texts for line in text.target])
     rows = list(zip(*map(codec.split, sides), strict=True))
     most = network.source_length, network.target_length
-    kept = [pair for pair in rows if all(1 < len(row) <= limit for row,
-                                         limit in zip(pair, most, strict=True))]
+    kept = [pair for pair in rows
+            if all(1 < len(row) <= limit for row, limit in zip(pair, most, strict=True))]
     if len(kept) < len(rows):
         say(f"{stage.data}: {len(rows) - len(kept)} of {len(rows)} pairs are left out: a side is "
             f"empty or has more than {min(most)} tokens")

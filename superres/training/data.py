@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -62,6 +62,40 @@ class TokenBatch(NamedTuple):
         return TokenBatch(source, target, self.true_count, padding, lengths)
 
 
+@dataclass(frozen=True)
+class Changes:
+    """How images are changed, so that no epoch repeats another.
+
+    With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade had
+    drawn them (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for High
+    Fidelity Image Generation", section 3): they lie between the true input and one of the pictures
+    `drawn`, and have noise.
+
+    Attributes:
+        flip: mirror half of the images.
+        large: larger pictures of the same images, uint8 [N, S, S, 3].
+        crop_share: share of random crops (`random_squares`), in [0, 1].
+        crops: pictures to cut them from, uint8 [M, S, S, 3], instead of `large`.
+        turned_share: share of images, in [0, 1], that are turned by up to LARGEST_TURN degrees and
+            scaled by up to LARGEST_SCALE. Both pictures of a pair are reduced from the turned
+            larger picture; without one, the target is turned, which loses a little of its finest
+            detail.
+        drawn: arrays, uint8 [M, h, w, C], of the pictures that were drawn for the first M images.
+        input_noise: the noise's largest standard deviation in grey levels.
+    """
+
+    flip: bool = True
+    large: np.ndarray | None = None
+    crop_share: float = 0.0
+    crops: np.ndarray | None = None
+    turned_share: float = 0.0
+    drawn: Sequence[np.ndarray] = ()
+    input_noise: float = 0.0
+
+
+MIRRORED, AS_THEY_ARE = Changes(), Changes(flip=False)
+
+
 class ImageBatches:
     """Random batches of pairs of images as tokens; the images are kept as uint8 on the device that
     gets the batches.
@@ -73,32 +107,19 @@ class ImageBatches:
     unit = "images"
 
     def __init__(
-        self, low: np.ndarray, high: np.ndarray, batch_size: int, seed: int, flip: bool = True,
-        large: np.ndarray | None = None, crop_share: float = 0.0, drawn: Sequence[np.ndarray] = (),
-        input_noise: float = 0.0, device: torch.device = CPU, turned_share: float = 0.0,
-        crops: np.ndarray | None = None, doubled: np.ndarray | None = None,
+        self, low: np.ndarray, high: np.ndarray, batch_size: int, seed: int,
+        changes: Changes = MIRRORED, doubled: np.ndarray | None = None,
+        device: torch.device = CPU,
     ) -> None:
         """Copy the images, uint8 [N, h, w, C] and [N, H, W, C], to `device`; on the CPU they are
         not copied.
 
-        `large`, uint8 [N, S, S, 3], are larger pictures of the same images. `flip` mirrors half of
-        the images. `crop_share`, in [0, 1], is the share of random crops (`random_squares`) of the
-        pictures `crops`, uint8 [M, S, S, 3], or else `large`. `turned_share`, in [0, 1], is the
-        share of images that are turned by up to LARGEST_TURN degrees and scaled by up to
-        LARGEST_SCALE. Both pictures of a pair are reduced from the turned larger picture; without
-        one, the target is turned, which loses a little of its finest detail. An epoch has the
-        images `doubled`, numbers int64 [D], twice.
-
-        With `drawn` or `input_noise`, half of the inputs look as if an earlier stage of a cascade
-        had drawn them (conditioning augmentation: Ho et al. 2022, "Cascaded Diffusion Models for
-        High Fidelity Image Generation", section 3): they lie between the true input and one of the
-        pictures `drawn`, and have noise. An array of `drawn`, uint8 [M, h, w, C], has the pictures
-        that were drawn for the first M images. `input_noise` is the noise's largest standard
-        deviation in grey levels.
+        An epoch has the images `doubled`, numbers int64 [D], twice.
 
         Raises:
             ConfigError: the images do not fit into the memory of a GPU.
         """
+        large, crops, drawn = changes.large, changes.crops, changes.drawn
         arrays = [array for array in (low, high, large, crops, *drawn, doubled)
                   if array is not None]
         if device.type == "cuda":
@@ -106,8 +127,10 @@ class ImageBatches:
             require(needed <= free, f"the images take {needed / 1e9:,.1f} GB, and "
                     f"{free / 1e9:,.1f} GB of the GPU's memory are free; choose fewer with "
                     "--limit, or --device cpu")
-        self.batch_size, self.seed, self.device, self.flip = batch_size, seed, device, flip
-        self.crop_share, self.turned_share, self.input_noise = crop_share, turned_share, input_noise
+
+        # how the batches are drawn, and the pictures that they are of
+        self.batch_size, self.seed, self.device = batch_size, seed, device
+        self.changes = replace(changes, large=None, crops=None, drawn=())  # these are copied
         self.examples = np.concatenate([np.arange(len(low)),
                                         *([] if doubled is None else [doubled])])
         self.content = digest_of(np.ascontiguousarray(array) for array in arrays)
@@ -137,9 +160,11 @@ class ImageBatches:
         # Every process draws the numbers of the whole batch, and uses those of its share.
         share, rng = slice(part, None, parts), np.random.default_rng((self.seed, step, 2))
         index = self._indices(step)[share]
-        mirrored = (rng.random(self.batch_size) < (0.5 if self.flip else 0.0))[share]
-        cropped = rng.random(self.batch_size) < (0.0 if self.crops is None else self.crop_share)
-        turns = self._turns(step)[:, share]
+        mirrored = (rng.random(self.batch_size) < (0.5 if self.changes.flip else 0.0))[share]
+        crop_share = 0.0 if self.crops is None else self.changes.crop_share
+        cropped, turns = rng.random(self.batch_size) < crop_share, self._turns(step)[:, share]
+
+        # pairs of which some are cut anew, and some are turned
         rows = self._put(index)
         low, high = self.low[rows], self.high[rows]
         if self.crops is not None and cropped.any():
@@ -149,7 +174,9 @@ class ImageBatches:
         whole = np.array([[self.large.shape[1]], [0], [0]]).repeat(len(index), axis=1)
         self._cut(low, high, self.large, np.flatnonzero(_is_turned(turns) & ~cropped[share]), index,
                   whole, turns)
-        if self.drawn or self.input_noise:
+
+        # inputs that look drawn, and pairs that are mirrored
+        if self.drawn or self.changes.input_noise:
             changed = ~cropped & (rng.random(self.batch_size) < AUGMENTED_SHARE)
             self._change(low, high, index, changed, share, rng, turns)
         flip = self._put(mirrored).view(-1, 1, 1, 1)
@@ -158,8 +185,8 @@ class ImageBatches:
 
     def _put(self, array: np.ndarray) -> Tensor:
         """Return an array as a tensor on the device; a GPU goes on computing meanwhile."""
-        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device,
-                                                                               non_blocking=True)
+        own = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        return own.to(self.device, non_blocking=True)
 
     def _indices(self, step: int) -> np.ndarray:
         """Return the numbers of the images of batch `step`, int64 [batch_size]."""
@@ -174,7 +201,7 @@ class ImageBatches:
         """Return the turns of batch `step`, float64 [2, batch_size], for `turned`; (1, 0) leaves an
         image as it is."""
         rng = np.random.default_rng((self.seed, step, 3))
-        is_turned = rng.random(self.batch_size) < self.turned_share
+        is_turned = rng.random(self.batch_size) < self.changes.turned_share
         angle, scale = rng.uniform(-1, 1, (2, self.batch_size)) * is_turned
         return turns_of(LARGEST_TURN * angle, LARGEST_SCALE**scale)
 
@@ -203,11 +230,11 @@ class ImageBatches:
     ) -> None:
         """Let the inputs `changed`, bool [batch_size], look drawn; `low`, `high` and `index` are a
         share's."""
-        levels = self.input_noise * rng.random(self.batch_size) / CHANGE_UNIT
+        levels = self.changes.input_noise * rng.random(self.batch_size) / CHANGE_UNIT
         weights, which = (np.rint(rng.random(self.batch_size) / CHANGE_UNIT),
                           rng.random(self.batch_size))
         noise = np.zeros((self.batch_size, *low.shape[1:]), np.float32)
-        if self.input_noise:
+        if self.changes.input_noise:
             noise[changed] = rng.standard_normal((int(changed.sum()), *low.shape[1:]), np.float32)
             noise *= levels.astype(np.float32).reshape(-1, 1, 1, 1)
         rows = np.flatnonzero(changed[share])
@@ -281,8 +308,8 @@ class TextBatches:
     cuts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lengths = np.array([(len(t), len(s)) for s,
-                                  t in zip(self.sources, self.targets, strict=True)])
+        self._lengths = np.array([(len(target), len(source)) for source, target
+                                  in zip(self.sources, self.targets, strict=True)])  # [N, 2]
         budget = self.batch_size * self._lengths[:, 0].mean()
         self.cuts = [0]
         # The sorted target lengths, and so the cuts, are the same in every epoch.
@@ -302,13 +329,13 @@ class TextBatches:
         shuffled = _permutation(self.seed, epoch, len(self._lengths))
         lengths = self._lengths[shuffled]
         order = shuffled[np.lexsort((lengths[:, 1], lengths[:, 0]))]
-        number = int(np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts)
-                                                                              - 1)[place])
+        turns = np.random.default_rng((self.seed, epoch, 1)).permutation(len(self.cuts) - 1)
+        number = int(turns[place])
         rows = order[self.cuts[number] : self.cuts[number + 1]]
         rows = rows[part::parts] if len(rows) > part else rows[:1]
         (source, source_lengths), (target, target_lengths) = (
-            self._padded([sentences[row] for row in rows]) for sentences in (self.sources,
-                                                                             self.targets))
+            self._padded([sentences[row] for row in rows])
+            for sentences in (self.sources, self.targets))
         hidden = torch.arange(source.shape[1]) >= source_lengths.unsqueeze(1)
         return TokenBatch(source, target, None, hidden, target_lengths)
 

@@ -41,10 +41,10 @@ def model_card(sources: Mapping[str, Path]) -> dict[str, bytes]:
     heads = [found[0] for text in cards if (found := re.match(r"---\n.*?\n---\n", text, re.DOTALL))]
     if not heads:
         return {}
-    lines = [f"- {plain(name)}, SHA-256 of the weights {weights_digest(folder)}..." for name,
-             folder in sources.items()]
-    lines += [line for text in cards for line in re.findall(r"^- .*, SHA-256 of the weights "
-                                                            r"\w+\.\.\.$", text, re.MULTILINE)]
+    lines = [f"- {plain(name)}, SHA-256 of the weights {weights_digest(folder)}..."
+             for name, folder in sources.items()]
+    earlier = re.compile(r"^- .*, SHA-256 of the weights \w+\.\.\.$", re.MULTILINE)
+    lines += [line for text in cards for line in earlier.findall(text)]
     origin = "\n".join(dict.fromkeys(lines))
     return {CARD: f"{heads[0]}\nThese weights derive from the checkpoints below and inherit their "
                   f"licence, which the block above names.\n\n{origin}\n".encode()}

@@ -16,9 +16,7 @@ from superres.system.output import prepare_folder, short_digest, write_result
 from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import image_key
 from superres.tasks.translation import TextPairs
-
-Stop = Callable[[], bool]
-Report = Callable[[dict[str, float]], None]
+from superres.training.stage import Report, Stop
 
 CHUNK = 512
 """Sentences per saved part of a translation."""

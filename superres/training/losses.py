@@ -61,6 +61,8 @@ class TeacherForcingLoss(nn.Module):
                 losses[name] = self._first(teacher, scores[rows], source[rows], target[rows],
                                            *parts)
         total = sum(losses.values(), decoded.hidden.new_zeros(()))
+
+        # the heads', of p1's distributions or of the tokens; and the estimate's
         if with_heads:
             wanted = scores.detach() if from_p1 and scores is not None else target
             losses["heads"] = self._all_heads(decoded, wanted, draw, lengths) if head is None else \
@@ -92,8 +94,7 @@ class TeacherForcingLoss(nn.Module):
         true, own = slice(true_count), slice(true_count, None)
         if self.settings.stage != "distil":
             return [("p1", true, teacher)]
-        return [("p1", true, None)] if teacher is None else [("p1", true, None),
-                                                             ("own", own, teacher)]
+        return [("p1", true, None), *([] if teacher is None else [("own", own, teacher)])]
 
     def _first(
         self, teacher: EncoderDecoder | None, scores: Tensor, source: Tensor, target: Tensor,

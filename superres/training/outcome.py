@@ -23,8 +23,8 @@ GAUGED = 2
 """Number of training batches on which the losses of the start and of the result are compared."""
 
 
-def mean_losses(loss: TeacherForcingLoss, batches: Batches, device: torch.device) -> dict[str,
-                                                                                          float]:
+def mean_losses(loss: TeacherForcingLoss, batches: Batches,
+                device: torch.device) -> dict[str, float]:
     """Return the mean losses, by name, of the first GAUGED batches: the same batches and draws at
     every call."""
     loss.eval()
@@ -52,8 +52,10 @@ def outcome(
                if len(scored) > 1 and scored[0]["step"] == 0 and name in scored[0]
                and name in scored[-1]}
     trained = {"heads": "loss of the heads"} if settings.trains_heads else {"p1": "loss of p1"}
-    figures |= {label: (losses[name][0], losses[name][-1]) for name,
-                label in trained.items() if name in losses}
+    figures |= {label: (losses[name][0], losses[name][-1])
+                for name, label in trained.items() if name in losses}
+
+    # what they say
     lines = ["start and result: "
              f"{', '.join(f'{label} {a:.4g} and {b:.4g}' for label, (a, b) in figures.items())}"]
     if step < settings.warmup_steps:

@@ -39,8 +39,8 @@ def box_weights(start: Tensor, side: Tensor, size: int, length: int) -> Tensor:
     """
     pixel = size * torch.arange(length, device=side.device)
     # [B, size + 1]
-    edge = size * start.unsqueeze(1) + side.unsqueeze(1) * torch.arange(size + 1,
-                                                                        device=side.device)
+    steps = torch.arange(size + 1, device=side.device)
+    edge = size * start.unsqueeze(1) + side.unsqueeze(1) * steps
     first, last = edge[:, :-1, None], edge[:, 1:, None]
     return (torch.minimum(last, pixel + size) - torch.maximum(first, pixel)).clamp_(min=0).double()
 
@@ -116,8 +116,8 @@ def turned(pictures: Tensor, turns: Tensor) -> Tensor:
     centre = (side - 1) / 2
     x = torch.arange(side, device=pictures.device) - centre
     y = x.unsqueeze(1)
-    rows, columns = (_taps(places + centre, side) for places in (along * x + across * y,
-                                                                 across * x - along * y))
+    rows, columns = (_taps(places + centre, side)
+                     for places in (along * x + across * y, across * x - along * y))
     values, number = pictures.double(), torch.arange(batch, device=pictures.device).view(-1, 1, 1)
     total = torch.zeros_like(values)
     for (row, high), (column, wide) in itertools.product(rows, columns):

@@ -42,9 +42,9 @@ from superres.training.corpora import (
     network_of,
 )
 from superres.training.derived import model_card, source_name
-from superres.training.distillation import Report, Stop, decode_own_faces, translate_pairs
-from superres.training.stage import GPU_DEFAULTS, Stage
-from superres.training.trainer import Trainer
+from superres.training.distillation import decode_own_faces, translate_pairs
+from superres.training.stage import GPU_DEFAULTS, Report, Stage, Stop
+from superres.training.trainer import Origin, Trainer
 
 TEXTS = ("translated_by", "reverse", "back_translated_by", "back_translations", "copies")
 """Settings of a stage that say what text it reads."""
@@ -114,8 +114,8 @@ def _check_stage(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
 
 def _check_texts(stage: Stage, earlier: dict[str, Stage], where: str) -> None:
     """Raise ConfigError unless the translations that a stage reads can be made."""
-    back, backward = stage.back_translated_by, {name for name,
-                                                one in earlier.items() if one.reverse}
+    back = stage.back_translated_by
+    backward = {name for name, one in earlier.items() if one.reverse}
     require(stage.translated_by in earlier or stage.translated_by is None,
             f"{where} is translated by {stage.translated_by!r}, which is not an earlier stage")
     require(back is None or back in backward,
@@ -208,8 +208,7 @@ def build_trainer(stage: Stage) -> Trainer:
     earlier, digest = ([], None) if start is None else (read_training(start), weights_digest(start))
     card = model_card({source_name(name): checkpoint_of(stage, name)
                        for name in (stage.start, stage.teacher) if name})
-    return Trainer(model, stage, corpus.batches, stage.output, corpus.evaluate, earlier=earlier,
-                   files={**corpus.files, **card}, teacher=teacher, start=digest)
+    return Trainer(model, stage, corpus, Origin(digest, earlier, card), teacher)
 
 
 def load_teacher(folder: Path, corpus: Corpus) -> EncoderDecoder:
@@ -239,12 +238,13 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
         done = decode_own_faces(upscaler, pairs, folder, exact, stage.decode_batch, stop, report)
         return dataclasses.replace(stage, own=folder / "faces.npz") if done else None
 
-    def translated(by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]]) -> list[
-        Path] | None:
+    def translated(
+        by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]],
+    ) -> list[Path] | None:
         """Translate texts by an earlier stage; a job has the text, the name of the result's folder,
         and settings."""
-        translator, folder = (Translator.load(stage.earlier[by], stage.device),
-                              stage.earlier[by].parent)
+        translator = Translator.load(stage.earlier[by], stage.device)
+        folder = stage.earlier[by].parent
         for text, name, search in jobs:
             pairs = translation.read_pairs(text, translator.languages)
             if not translate_pairs(translator, pairs, folder / name, search, stage.decode_batch,
@@ -252,6 +252,7 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
                 return None
         return [folder / name / "pairs" for _, name, _ in jobs]
 
+    # further text: as given, or the targets translated back
     more: list[Path] | None = list(stage.more)
     if stage.back_translated_by is not None:
         more = translated(stage.back_translated_by, [
@@ -259,9 +260,10 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
             for seed in range(1, stage.back_translations + 1)])
     if more is None or stage.translated_by is None:
         return None if more is None else dataclasses.replace(stage, more=tuple(more))
-    further = [(path,
-                f"translated-{'more' if stage.back_translated_by is None else f'back-{number}'}",
-                BeamConfig())
+
+    # all of it, as the teacher translates it
+    is_back = stage.back_translated_by is not None
+    further = [(path, f"translated-{f'back-{number}' if is_back else 'more'}", BeamConfig())
                for number, path in enumerate(more, 1)]
     found = translated(stage.translated_by, [(stage.data, "translated", BeamConfig()), *further])
     return None if found is None else dataclasses.replace(stage, data=found[0],

@@ -54,8 +54,8 @@ def write_state(
     `position` has the fields of `SavedState`, as JSON.
     """
     moments = {f"{numbers[index]}.{name}": value for numbers, optimizer in _numbered(optimizers)
-               for index, values in optimizer.state_dict()["state"].items() for name,
-               value in values.items()}
+               for index, values in optimizer.state_dict()["state"].items()
+               for name, value in values.items()}
     with replaced_folder(folder) as fresh:
         for name, tensors in (("model", model.state_dict()), ("averaged", averaged.state_dict()),
                               ("optimizer", moments)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,11 @@ PRECISIONS = ("auto", "bf16", "no")
 SCHEDULES = ("cosine", "noam")
 GPU_DEFAULTS = {"batch_size": 128, "learning_rate": 2e-3}
 """Defaults of settings on a GPU, which is hardly faster for fewer images per step."""
+
+Stop = Callable[[], bool]
+"""Whether training is to end; asked after every step, or before every batch that is decoded."""
+Report = Callable[[dict[str, float]], None]
+"""What gets each record of a stage."""
 
 
 @documented
@@ -190,6 +196,8 @@ class Stage(Config):
                     f"{getattr(self, name)!r}")
         require(self.stage != "distil" or self.batch_size % 2 == 0,
                 f"batch_size must be even in stage distil, which halves it; not {self.batch_size}")
+
+        # its length, and what depends on it
         lengths = [length for length in (self.steps, self.minutes) if length is not None]
         require(len(lengths) == (0 if self.endless else 1),
                 "endless training has no length; leave steps and minutes out" if self.endless else
@@ -198,10 +206,11 @@ class Stage(Config):
                 f"not {lengths}")
         require(self.snapshots <= (self.steps or 0),
                 f"snapshots must be 0, or at most the number of steps, not {self.snapshots!r}")
+
+        # what only some stages have
         taught = self.stage in ("base", "distil") and self.trains_base and not self.label_smoothing
         require(self.teacher is None or taught, "a teacher is for the stages base and distil, "
                 f"without freeze_base and label_smoothing, not for {self.stage}")
-
         require(self.head_layer is None or (self.head_layer in HEAD_LAYERS and self.trains_heads),
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, in a stage that trains "
                 f"heads, not {shown(self.head_layer)}")

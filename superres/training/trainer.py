@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from superres.training.construction import (
     schedule_share,
     training_device,
 )
-from superres.training.data import Batches
+from superres.training.corpora import Corpus
 from superres.training.losses import TeacherForcingLoss
 from superres.training.outcome import SCORES, mean_losses, outcome, plot_history
 from superres.training.saved_state import SavedState, load_tensors, write_state
-from superres.training.stage import Stage
+from superres.training.stage import Report, Stage, Stop
 
 SAVE_SECONDS = 45.0
 """Seconds between two resumable states, so that a killed run loses less than a minute."""
@@ -47,9 +48,26 @@ REPORT_STEPS = 50
 """Number of steps between two records of the losses."""
 HISTORY = 4000
 """Number of records at which the history is thinned out."""
+GIVEN = {"start_digest": "--start", "data_digest": "--data, --own, --crops or --drawn"}
+"""Options by which a run gets what has a digest in its state."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the weights of a run come from.
+
+    `digest` is that of the weights that the run was warm-started from, if any, and `earlier` has
+    the summaries of the stages that led to them. `card` is the model card of what derives from
+    them, as a file by name.
+    """
+
+    digest: str | None = None
+    earlier: Sequence[dict[str, Any]] = ()
+    card: Mapping[str, bytes] = field(default_factory=dict)
+
 
 class Trainer:
-    """One stage of training in a run folder.
+    """One stage of training in its run folder, `settings.output`.
 
     The folder holds `state/` (weights, averaged weights and optimiser, replaced every
     SAVE_SECONDS), `history.json`, `curves.png`, and at the end `checkpoint/`.
@@ -60,38 +78,30 @@ class Trainer:
     """
 
     def __init__(
-        self, model: EncoderDecoder, settings: Stage, batches: Batches, folder: str | Path,
-        evaluate: Callable[[EncoderDecoder], dict[str, float]] | None = None,
-        earlier: Sequence[dict[str, Any]] = (), files: Mapping[str, bytes] | None = None,
+        self, model: EncoderDecoder, settings: Stage, corpus: Corpus, origin: Origin | None = None,
         teacher: EncoderDecoder | None = None, report_steps: int = REPORT_STEPS,
-        start: str | None = None, clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the run and resume it if `folder` holds a state.
+        """Prepare the run and resume it if its folder holds a state.
 
-        `evaluate` scores the averaged weights for the history. `earlier` has the summaries of the
-        stages that led to the weights of `model`, and `start` is the digest of the weights that it
-        was warm-started from, if any. `files` has the contents of the task's files in the
-        checkpoint by name. `clock` returns the training time in seconds.
+        `corpus` has the batches, what scores the averaged weights for the history, and the task's
+        files in the checkpoint. `clock` returns the training time in seconds.
 
         Raises:
-            CheckpointError: the state in `folder` belongs to another network, start, or data, or to
-                other settings.
+            CheckpointError: the state in the folder belongs to another network, start, or data, or
+                to other settings.
         """
-        self.origin = {"start_digest": start, "data_digest": batches.digest()}
-        self.batches, self.folder, self.evaluate = batches, Path(folder), evaluate
-        self.report_steps, self.earlier, self.files, self.clock = (report_steps, earlier,
-                                                                   files or {}, clock)
-        # Accelerate's mixed precision is a setting of the process, which may train several stages;
-        # `_step` sets it.
-        parallel = DistributedDataParallelKwargs(find_unused_parameters=settings.head_loss
-                                                 == "random-head")
-        self.accelerator = Accelerator(mixed_precision="no",
-                                       cpu=training_device(settings).type == "cpu",
-                                       kwargs_handlers=[parallel])
+        origin = origin or Origin()
+        self.folder, self.batches, self.evaluate = settings.output, corpus.batches, corpus.evaluate
+        self.files, self.earlier = {**corpus.files, **origin.card}, origin.earlier
+        self.digests = {"start_digest": origin.digest, "data_digest": self.batches.digest()}
+        self.report_steps, self.clock = report_steps, clock
+        self.accelerator = _accelerator(settings)
+
+        # what a resumed run goes on with
         self.step, self.seconds, self.history = 0, 0.0, list[dict[str, float]]()
         # of the start and of the result, on the same batches, by name
         self.losses: dict[str, list[float]] = {}
-        self.shown = -math.inf  # when the latest step was last reported
         self.model = model.to(self.accelerator.device)
         self.averaged = copy.deepcopy(self.model)
         self.optimizers = build_optimizers(self.model, settings)
@@ -100,6 +110,8 @@ class Trainer:
         self.settings = resolved(settings, None if saved is None else saved.settings)
         if saved is not None:
             self._resume(saved)
+
+        # the losses, of the network and of its averaged weights
         if teacher is not None:
             teacher = teacher.to(self.accelerator.device).eval().requires_grad_(False)
         for network in (self.model, self.averaged, teacher):
@@ -109,10 +121,7 @@ class Trainer:
         self.gauge = TeacherForcingLoss(self.averaged, settings, teacher)
         self.loss, *self.prepared = self.accelerator.prepare(loss, *self.optimizers)
 
-    def run(
-        self, stop: Callable[[], bool] = lambda: False,
-        report: Callable[[dict[str, float]], None] = lambda _: None,
-    ) -> bool:
+    def run(self, stop: Stop = lambda: False, report: Report = lambda _: None) -> bool:
         """Train until the schedule ends or `stop()` is true; the state is saved either way.
 
         `stop` is called after every step. `report` is called with each new record of the history
@@ -126,14 +135,16 @@ class Trainer:
         """
         if self._finished() and (self.folder / "checkpoint").is_dir():
             return True
-        if self._finished() or self._trained(stop, report):
+        if not self._finished():
+            self._begin(report)
+            with deferred():
+                self._loop(stop, report)
+        if self._finished():
             self._end(report)
-            return True
-        return False
+        return self._finished()
 
-    def _trained(self, stop: Callable[[], bool],
-                 report: Callable[[dict[str, float]], None]) -> bool:
-        """Train until the schedule ends, or `stop()` is true: see `run`."""
+    def _begin(self, report: Report) -> None:
+        """Prepare the steps; a new run measures its start."""
         torch.set_num_threads(self.settings.threads or 1)
         if self.accelerator.device.type == "cpu" and self.accelerator.is_main_process:
             precision = {"no": "float32"}.get(self.settings.precision, self.settings.precision)
@@ -142,16 +153,16 @@ class Trainer:
         if self.settings.compiled:
             compile_layers(self.model)
         if not self.step and not self.settings.endless:
-            self._score_start(report)
+            self._measure_losses()
+            if self.digests["start_digest"]:
+                self._score(report)
         self.loss.train()
-        with deferred():
-            return self._loop(stop, report)
 
-    def _loop(self, stop: Callable[[], bool],
-              report: Callable[[dict[str, float]], None]) -> bool:
+    def _loop(self, stop: Stop, report: Report) -> None:
+        """Train until the schedule ends, or `stop()` is true, and save."""
         started, before = self.clock(), self.seconds
         saved = evaluated = time.monotonic()
-        stopped = False
+        shown, stopped = -math.inf, False
         while not self._finished() and not stopped:
             losses = self._step()
 
@@ -160,9 +171,14 @@ class Trainer:
             self.seconds, stopped = self._agree(self.seconds, stop())
 
             # what is said and kept of the step
-            self._report(losses, report)
+            if self.step % self.report_steps == 0:
+                report(self.record(self._means(losses)))
+            elif now - shown > SHOW_SECONDS:
+                own = {name: float(value) for name, value in losses.items()}
+                report({**self._position(), "rate": self._rate(), **own})
+                shown = now
             if self.evaluate is not None and now - evaluated > EVALUATE_SECONDS:
-                report(self._evaluation())
+                self._score(report)
                 self._plot()
                 evaluated = time.monotonic()
             if self._is_snapshot() and self.accelerator.is_main_process:
@@ -173,19 +189,17 @@ class Trainer:
         self.save()
         if not self._finished():
             self._plot()
-        return self._finished()
 
     def _plot(self) -> None:
         """Draw the curves of the history."""
         if self.accelerator.is_main_process:
             plot_history(self.history, self.folder / "curves.png", self.batches.unit)
 
-    def _end(self, report: Callable[[dict[str, float]], None]) -> None:
+    def _end(self, report: Report) -> None:
         """Score and write the result, and compare it with the start."""
         if self.losses:
             self._measure_losses()
-        if self.evaluate is not None:
-            report(self._evaluation())
+        self._score(report)
         with deferred():
             self.save()
             self._plot()
@@ -193,12 +207,6 @@ class Trainer:
                 self.write_checkpoint(self.folder / "checkpoint")
                 for line in outcome(self.settings, self.step, self.history, self.losses):
                     say(f"{self.folder}: {line}")
-
-    def _score_start(self, report: Callable[[dict[str, float]], None]) -> None:
-        """Measure the losses of the start, and its scores if it is a checkpoint."""
-        self._measure_losses()
-        if self.evaluate is not None and self.origin["start_digest"]:
-            report(self._evaluation())
 
     def _finished(self) -> bool:
         """Return whether the schedule is complete."""
@@ -227,7 +235,7 @@ class Trainer:
             **{f"dev_{name.removeprefix('dev_')}": scores[name] for name in SCORES
                if name in scores},
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
-            **self.origin, "processes": self.accelerator.num_processes, "torch": torch.__version__,
+            **self.digests, "processes": self.accelerator.num_processes, "torch": torch.__version__,
             "settings": self.settings.to_dict(),
         }
 
@@ -237,7 +245,7 @@ class Trainer:
         if not self.accelerator.is_main_process:
             return
         position = {"model": self.model.config.to_dict(), "settings": self.settings.to_dict(),
-                    **self.origin, "step": self.step, "seconds": self.seconds,
+                    **self.digests, "step": self.step, "seconds": self.seconds,
                     "history": self.history, "losses": self.losses}
         write_state(self.folder / "state", position, self.model, self.averaged, self.optimizers)
         (self.folder / "history.json").write_text(json.dumps(self.history, indent=1))
@@ -247,7 +255,7 @@ class Trainer:
         for optimizer in self.prepared:
             for group in optimizer.param_groups:
                 group["lr"] = self._rate()
-        losses = self._gradients(self.settings.precision)
+        losses = self._gradients()
         if self.settings.clip is not None:
             self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimizer in self.prepared:
@@ -261,7 +269,7 @@ class Trainer:
                                  1 - decay)
         return losses
 
-    def _gradients(self, precision: str) -> dict[str, Tensor]:
+    def _gradients(self) -> dict[str, Tensor]:
         """Compute the losses and gradients of the next step; return this process's losses."""
         part, parts = self.accelerator.process_index, self.accelerator.num_processes
         batch = self.batches.batch(self.step, part, parts).to(self.accelerator.device)
@@ -269,7 +277,7 @@ class Trainer:
         # a resumed run with as many processes repeats its dropout
         torch.manual_seed(draw * parts + part)
         with torch.autocast(self.accelerator.device.type, torch.bfloat16,
-                            enabled=precision == "bf16"):
+                            enabled=self.settings.precision == "bf16"):
             losses = self.loss(batch.source, batch.target, draw, batch.true_count, batch.padding,
                                batch.lengths)
         self.accelerator.backward(losses["total"])
@@ -279,23 +287,13 @@ class Trainer:
         """Add the losses of the averaged weights to `losses`; the batches are the same at every
         call."""
         found = mean_losses(self.gauge, self.batches, self.accelerator.device)
-        self.losses = {name: [*self.losses.get(name, [])[:1], value] for name,
-                       value in found.items()}
-
-    def _report(self, losses: dict[str, Tensor],
-                report: Callable[[dict[str, float]], None]) -> None:
-        """Report the losses of a step, if it is time."""
-        if self.step % self.report_steps == 0:
-            report(self.record(self._means(losses)))
-        elif time.monotonic() - self.shown > SHOW_SECONDS:
-            values = {name: float(value) for name, value in losses.items()}
-            report({**self._position(), "rate": self._rate(), **values})
-            self.shown = time.monotonic()
+        self.losses = {name: [*self.losses.get(name, [])[:1], value]
+                       for name, value in found.items()}
 
     def _rate(self) -> float:
         """Return the learning rate of the next step."""
-        return self.settings.learning_rate * learning_rate_factor(self.settings, self.step,
-                                                                  self.seconds)
+        factor = learning_rate_factor(self.settings, self.step, self.seconds)
+        return self.settings.learning_rate * factor
 
     def _means(self, losses: dict[str, Tensor]) -> dict[str, float]:
         """Return the means of losses over all processes, which have equal shares of a batch."""
@@ -329,30 +327,40 @@ class Trainer:
         return {"step": self.step, "seconds": round(self.seconds, 1),
                 self.batches.unit: self.step * self.settings.batch_size}
 
-    def _evaluation(self) -> dict[str, float]:
-        """Score the averaged weights, and return the record."""
-        with torch.inference_mode(), Progress("scoring"):
-            return self.record(self.evaluate(self.averaged.eval()) if self.evaluate is not None
-                               else {})
+    def _score(self, report: Report) -> None:
+        """Report the scores of the averaged weights on development data, if there is any."""
+        if self.evaluate is not None:
+            with torch.inference_mode(), Progress("scoring"):
+                report(self.record(self.evaluate(self.averaged.eval())))
 
     def _resume(self, saved: SavedState) -> None:
         """Continue the run whose state is in the folder; its number of threads may change."""
         for before, now in ((saved.model.to_dict(), self.model.config.to_dict()),
                             (saved.settings.to_dict(), self.settings.to_dict())):
-            different = [f"{name} {before[name]!r} there, {value!r} now" for name,
-                         value in now.items()
+            different = [f"{name} {before[name]!r} there, {value!r} now"
+                         for name, value in now.items()
                          if before[name] != value and name != "threads"]
             if different:
                 raise CheckpointError(f"{self.folder} was started with other settings "
                                       f"({'; '.join(different)}); repeat those or choose a new run "
                                       "folder")
-        for name, digest in self.origin.items():
+        for name, digest in self.digests.items():
             if (before := getattr(saved, name)) != digest:
-                options = {"start_digest": "--start", "data_digest": "--data, --own, --crops or "
-                           "--drawn"}[name]
-                raise CheckpointError(f"{self.folder} was started with other {options} (SHA-256 "
-                                      f"{before} there, {digest} now); repeat the first or choose "
-                                      "a new run folder")
+                raise CheckpointError(f"{self.folder} was started with other {GIVEN[name]} "
+                                      f"(SHA-256 {before} there, {digest} now); repeat the first "
+                                      "or choose a new run folder")
         load_tensors(self.folder / "state", self.model, self.averaged, self.optimizers)
         self.step, self.seconds, self.history = saved.step, saved.seconds, saved.history
         self.losses = saved.losses
+
+
+def _accelerator(settings: Stage) -> Accelerator:
+    """Return what spreads a run over this machine's processes.
+
+    Accelerate's mixed precision is a setting of the process, which may train several stages;
+    `Trainer` sets it at each step.
+    """
+    parallel = DistributedDataParallelKwargs(
+        find_unused_parameters=settings.head_loss == "random-head")
+    return Accelerator(mixed_precision="no", cpu=training_device(settings).type == "cpu",
+                       kwargs_handlers=[parallel])

@@ -15,6 +15,7 @@ from fakes import random_model
 from PIL import Image
 from textual import learned, sentences, write_checkpoint, write_pairs
 
+from native_kernels import step_work, window
 from superres.cli import benchmark as command
 from superres.cli.benchmark import parse_batches
 from superres.cli.main import run
@@ -23,11 +24,10 @@ from superres.errors import ConfigError
 from superres.evaluation import benchmark
 from superres.evaluation.benchmark import (
     benchmark_markdown,
-    decode_costs,
     run_benchmark,
     write_benchmark,
 )
-from superres.evaluation.workload import image_workload, step_work, text_workload, window
+from superres.evaluation.workload import image_workload, text_workload
 from superres.nn.attention import local_visible
 from superres.pipeline.upscaler import Upscaler
 from superres.system import machine
@@ -108,41 +108,36 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_greedy_decoding_is_not(
 def test_the_batches_are_those_of_the_device_unless_some_are_given(monkeypatch, upscaler, sources):
     asked = []
     monkeypatch.setattr(command, "image_work", lambda *given: asked.append(given[-1])
-                        or image_workload(
-                            upscaler, sources))
-    monkeypatch.setattr(benchmark, "run_benchmark",
-                        lambda work, batches, repeats, seconds: asked.append(
-                            (batches, repeats, seconds)) or {})
+                        or image_workload(upscaler, sources))
+    monkeypatch.setattr(benchmark, "run_benchmark", lambda work, batches, repeats, seconds:
+                        asked.append((batches, repeats, seconds)) or {})
     monkeypatch.setattr(command, "echo_json", lambda report: None)
     for words in ([], ["--batches", "3,5", "--minutes", "2"]):
         assert run(["benchmark", "images", "--busy", "--json", *words]) == 0
     assert asked == [command.SOURCES, ((1, 8, 64), 3, float("inf")), 5, ((3, 5), 3, 120)]
 
 
-def test_a_step_reads_every_weight_and_the_visible_cache(upscaler):
-    weights, cache, *_ = step_work(upscaler, 100)
-    model, config = upscaler.model, upscaler.model_config
+@pytest.mark.parametrize("attention", ["local_1d", "causal"])
+def test_a_step_reads_every_weight_and_the_keys_that_attention_sees(upscaler, attention):
+    work, model, config = step_work(upscaler, 100), upscaler.model, upscaler.model_config
     every = sum(w.numel() for part in (model.decoder, model.project, model.neighbourhood)
                 for w in part.parameters())
-    assert weights == every - model.project.bias.numel()
-    assert cache == 2 * config.decoder_layers * config.width * window(config, 100)
-
-
-@pytest.mark.parametrize("attention", ["local_1d", "causal"])
-@pytest.mark.parametrize("position", [0, 5, 47, 48, 95, 96, 200])
-def test_the_window_is_what_attention_sees(attention, position):
+    assert work["weights"] == every - model.project.bias.numel()
+    assert work["cache"] == 2 * config.decoder_layers * config.width * window(config, 100)
     config = replace(TINY, attention=attention)
     block = config.attention_block_length if attention == "local_1d" else config.target_length
     keys = torch.arange(config.target_length)
-    assert window(config, position) == int(local_visible(torch.tensor([[position]]), keys,
-                                                         block).sum())
+    for position in (0, 5, 47, 48, 95, 96, 200):
+        seen = local_visible(torch.tensor([[position]]), keys, block)
+        assert window(config, position) == int(seen.sum())
 
 
+@pytest.mark.extended
 def test_peak_memory_sees_what_is_held():
     # The peak is that of a process's whole life, so the test has a process of its own.
     code = ("import torch; from superres.system.machine import peak_bytes; held = []; "
-            "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count))) for "
-            "count in (40_000_000, 60_000_000)))")
+            "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count)))"
+            " for count in (40_000_000, 60_000_000)))")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True)
     first, second = map(float, result.stdout.split())
@@ -150,11 +145,9 @@ def test_peak_memory_sees_what_is_held():
     assert second == pytest.approx(240e6, rel=0.2)
 
 
-def test_a_machine_that_is_busy_is_not_measured(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("words", [["benchmark", "images"], ["tune", "--no-save"]])
+def test_a_machine_that_is_busy_is_not_measured(words, monkeypatch, capsys):
     monkeypatch.setattr(machine, "busyness", lambda: 1.3)
-    np.savez(tmp_path / "faces.npz", hr=np.zeros((1, 32, 32, 3), np.uint8),
-             lr=np.zeros((1, 8, 8, 3), np.uint8), ids=np.zeros(1, np.int32))
-    words = ["benchmark", "images", "--data", str(tmp_path / "faces.npz"), "--batches", "1"]
     assert run(words) == 2
     assert "this machine is busy (a fixed workload took up to 1.30 times" in capsys.readouterr().err
 
@@ -173,23 +166,6 @@ def test_the_text_command_prints_json(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["unit"] == "sentence"
     assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
-
-
-def test_a_benchmark_prints_lines_between_its_rounds_and_none_during_one(upscaler, sources, capsys):
-    work, during = image_workload(upscaler, sources), []
-
-    def decode(variant, batch):
-        lines.append(capsys.readouterr().err)
-        run = work.decode(variant, batch)
-        during.append(capsys.readouterr().err)
-        return run
-
-    lines = []
-    decode_costs(replace(work, decode=decode), 1, 2)
-    rounds = [line.split(": ", 1)[1] for line in "".join(lines).splitlines()]
-    assert rounds == [f"decoding, batch 1: {name}" for name in ("warm-up", "round 1 of 2",
-                                                                "round 2 of 2")]
-    assert not any(during[len(work.variants):])
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "a", "-1", "1.5"])

@@ -34,13 +34,14 @@ from superres.evaluation.tuning import (
 from superres.evaluation.tuning import tune_faces as search
 from superres.pictures.read import read_image
 from superres.pipeline.recorded_costs import COSTS
-from superres.system import machine
-from superres.tasks.face_data import FacePairs, read_faces
+from superres.tasks.face_data import FacePairs, read_faces, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
+from tests.evaluation.helpers import face_pairs
 
 EXACT = DecodeConfig(block_size=8)
 LOOSE = DecodeConfig(block_size=8, accept="distance", epsilon=255)
 STRICT = DecodeConfig(block_size=8, accept="distance", epsilon=1)
+CONSISTENT = replace(GREEDY, consistent=True)
 BOUND = QualityBound(min_psnr_to_greedy=40)
 
 
@@ -67,9 +68,7 @@ def folder(trained):
 
 @pytest.fixture
 def data(tmp_path):
-    hr = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
-    np.savez(tmp_path / "dev.npz", hr=hr, lr=area_reduce(hr, 8, 8),
-             ids=np.arange(5, dtype=np.int32))
+    write_npz(face_pairs(5), tmp_path / "dev.npz")
     return tmp_path / "dev.npz"
 
 
@@ -114,7 +113,7 @@ def test_a_bound_is_kept_by_what_is_at_it_and_by_identical_images():
     assert not within(QualityBound(max_bits_loss=0.1), scores(None, 0.11))
 
 
-def test_the_shortlist_holds_the_fastest_within_the_bound_and_within_a_tighter_one_and_an_exact_one():
+def test_the_shortlist_holds_the_fastest_within_bounds_of_two_sizes_and_an_exact_one():
     by_psnr = {20: 1, 40.5: 2, 40.2: 3, 40.4: 4, 45: 5, 50: 6, 60: 7}
     rows = {replace(STRICT, epsilon=number): scores(psnr) for psnr, number in by_psnr.items()}
     rows[EXACT] = scores(None)
@@ -127,7 +126,8 @@ def test_the_shortlist_holds_the_fastest_within_the_bound_and_within_a_tighter_o
     (QualityBound(min_psnr_to_greedy=60), 0)])
 def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_images(bound, largest,
                                                                                    data):
-    report, table, fastest = search(read_faces(data, FaceTask(8, 32)), LossyUpscaler(), bound,
+    upscaler = LossyUpscaler(default=CONSISTENT)
+    report, table, fastest = search(read_faces(data, FaceTask(8, 32)), upscaler, bound,
                                     batch_size=3)
     assert fastest.block_size == 10
     assert fastest.accept == "exact" if largest == 0 else fastest.epsilon <= largest
@@ -135,22 +135,15 @@ def test_the_search_ends_with_the_largest_block_that_keeps_the_bound_on_all_imag
             if row["within_bound"]]
     assert kept[0] == fastest
     assert all(options.accept == "exact" or options.epsilon <= largest for options in kept)
-    assert GREEDY in kept
+    assert CONSISTENT in kept
     assert "fastest" in next(line for line in table.splitlines() if label(fastest) in line)
     assert json.loads(json.dumps(report, allow_nan=False))["bound"] == bound.to_dict()
-
-
-def test_a_checkpoint_that_is_consistent_stays_so(data):
-    consistent = replace(GREEDY, consistent=True)
-    report, _, fastest = search(read_faces(data, FaceTask(8, 32)),
-                                LossyUpscaler(default=consistent), BOUND)
-    assert fastest.consistent
+    assert fastest.consistent  # as the default
     assert all(row["config"]["consistent"] for row in report["settings"])
 
 
 def test_what_few_images_allow_is_dropped_where_all_images_do_not():
-    shapes = (12, 32, 32, 3), (12, 8, 8, 3)
-    pairs = FacePairs(np.full(shapes[0], 90, np.uint8), np.zeros(shapes[1], np.uint8),
+    pairs = FacePairs(np.full((12, 32, 32, 3), 90, np.uint8), np.zeros((12, 8, 8, 3), np.uint8),
                       np.arange(12, dtype=np.int32))
     pairs.lr[tuning.FEW:] = 1
 
@@ -231,43 +224,21 @@ def test_options_without_effect_are_refused(words, message, folder, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_busy_machine_records_nothing(folder, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "busyness", lambda: 2.0)
-    assert run(["tune", "--checkpoint", str(folder), "--device", "cpu"]) == 2
-    assert "this machine is busy" in capsys.readouterr().err
-    assert not (folder / COSTS).exists()
-
-
-def test_the_default_is_used_where_no_option_is_given_and_given_options_win(folder, tmp_path, data,
-                                                                            capsys):
-    save_default(folder, "cpu", LOOSE)
-    source = np.load(data)["lr"][:1]
-    assert load(folder, "cpu")(source).traces[0].mean_accepted_block_size == 8
+def test_the_default_is_used_where_no_option_is_given_and_given_options_win(folder, tmp_path, data):
+    source, out, manifest = np.load(data)["lr"][:1], tmp_path / "out", tmp_path / "rows.jsonl"
     Image.fromarray(source[0]).save(tmp_path / "a.png")
-
-    def manifest_config(*words):
-        out, manifest = tmp_path / "out", tmp_path / "rows.jsonl"
+    for default, words, expected in (
+            (LOOSE, ["--epsilon", "200"], replace(LOOSE, epsilon=200)),
+            (LOOSE, ["--accept", "exact", "--min-block", "4"], replace(EXACT, min_block=4)),
+            (replace(EXACT, consistent=True), [], replace(EXACT, consistent=True)),
+            (replace(EXACT, consistent=True), ["--no-consistent"], EXACT)):
+        save_default(folder, "cpu", default)
         assert run(["upscale", str(tmp_path / "a.png"), "--output", str(out), "--checkpoint",
                     str(folder), "--device", "cpu", "--on-existing", "overwrite", "--manifest",
                     str(manifest), *words]) == 0
-        assert read_image(out / "a.png").shape == (32, 32, 3)
-        return DecodeConfig.from_dict(json.loads(manifest.read_text())["config"])
-
-    assert manifest_config() == LOOSE
-    assert manifest_config("--epsilon", "200", "--seed", "3") == replace(LOOSE, epsilon=200, seed=3)
-    assert manifest_config("--accept", "exact", "--min-block", "4") == replace(EXACT, min_block=4)
-
-    save_default(folder, "cpu", replace(EXACT, consistent=True))
-    assert manifest_config() == replace(EXACT, consistent=True)
-    assert (area_reduce(read_image(tmp_path / "out" / "a.png"), 8, 8, is_reduced=True)
-            == source[0]).all()
-    assert manifest_config("--no-consistent") == EXACT
-    assert (area_reduce(read_image(tmp_path / "out" / "a.png"), 8, 8, is_reduced=True)
-            != source[0]).any()
-    capsys.readouterr()
-    assert run(["upscale", str(tmp_path / "a.png"), "--output", str(tmp_path / "other"),
-                "--checkpoint", str(folder), "--block-size", "1", "--no-adaptive"]) == 2
-    assert "--no-adaptive has no effect in blocks of one token" in capsys.readouterr().err
+        assert DecodeConfig.from_dict(json.loads(manifest.read_text())["config"]) == expected
+        reduced = area_reduce(read_image(out / "a.png"), 8, 8, is_reduced=True)
+        assert (reduced == source[0]).all() == expected.consistent
 
 
 def test_a_checkpoint_that_cannot_be_written_is_left_as_it_was(folder, monkeypatch):

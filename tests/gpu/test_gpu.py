@@ -17,7 +17,6 @@ from fakes import (
     random_tokens,
     stacked,
 )
-from training_runs import image_batches, training_steps
 
 from decodes import decode
 from superres.config import DecodeConfig
@@ -31,6 +30,7 @@ from superres.tasks.consistency import cell_limits
 from superres.training.construction import build_model
 from superres.training.stage import Stage
 from tests.proofs.test_refill import ScriptedFeed
+from tests.training.helpers import image_batches, training_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
                                                   reason="no GPU on this machine")]

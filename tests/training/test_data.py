@@ -3,14 +3,20 @@ padded."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from skimage import data
 
+from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import area_reduce, random_squares
-from superres.training.data import DistilBatches, ImageBatches, TextBatches
+from superres.training.corpora import hard_faces
+from superres.training.data import Changes, DistilBatches, ImageBatches, TextBatches
 from superres.training.picture_operations import (
     CHANGE_UNIT,
     LARGEST_CHANGE,
@@ -25,11 +31,10 @@ from superres.training.picture_operations import (
 
 def batches(count=7, batch_size=4, seed=0, flip=False):
     """Pairs whose every value but the first column's tells the image's number."""
-    low = np.zeros((count, 2, 2, 3), np.uint8) + np.arange(count, dtype=np.uint8).reshape(-1, 1, 1,
-                                                                                          1)
+    low = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1) + np.zeros((1, 2, 2, 3), np.uint8)
     high = low.repeat(2, axis=1).repeat(2, axis=2)
     low[:, :, 0], high[:, :, 0] = 100, 200
-    return ImageBatches(low, high, batch_size, seed, flip)
+    return ImageBatches(low, high, batch_size, seed, Changes(flip))
 
 
 def sentence_batches(count=40, batch_size=4, seed=0):
@@ -38,6 +43,10 @@ def sentence_batches(count=40, batch_size=4, seed=0):
     rows = [[np.full(length, number + 1) for number, length in enumerate(lengths[:, side])]
             for side in (0, 1)]
     return TextBatches(*rows, batch_size, seed)
+
+
+def noise(seed, count, side):
+    return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
 
 
 def images(tokens, size):
@@ -53,8 +62,8 @@ def assert_independent(make, step):
     fresh, used = make(), make()
     for other in (9, 0, 30):
         used.batch(other)
-    assert all(torch.equal(a, b) for a, b in zip(fresh.batch(step)[:2], used.batch(step)[:2],
-                                                 strict=True))
+    for one, other in zip(fresh.batch(step)[:2], used.batch(step)[:2], strict=True):
+        assert torch.equal(one, other)
 
 
 @given(st.integers(0, 50), st.integers(0, 1000))
@@ -93,25 +102,6 @@ def test_parts_make_up_the_batch(parts, step):
         assert torch.equal(joined, complete)
 
 
-def test_pairs_stay_together_and_are_mirrored_together():
-    whole = batches(50, 50, flip=True)
-    low, high = whole.batch(0)[:2]
-    low, high = images(low, 2), images(high, 4)
-    mirrored = low[:, 0, 1, 0] == 100
-    assert 10 < int(mirrored.sum()) < 40
-    assert torch.equal(high[:, 0, 3, 0] == 200, mirrored)
-    assert numbers(
-        (low.flatten(1), high.flatten(1))
-    ) == images(high, 4).flatten(1).min(dim=1).values.tolist()
-
-
-def test_tokens_are_in_raster_order():
-    for tokens, shape, first in zip(batches().batch(0)[:2], ((4, 12), (4, 48)), (100, 200),
-                                    strict=True):
-        assert (tokens.dtype, tokens.shape) == (torch.int64, shape)
-        assert tokens[:, :3].unique().tolist() == [first]  # the first pixel's three channels
-
-
 def test_distil_batches_hold_true_pictures_first_and_own_ones_after_them():
     true, own = batches(50, 50, flip=True), batches(20, 30, seed=1, flip=False)
     joined = DistilBatches(true, own)
@@ -123,106 +113,29 @@ def test_distil_batches_hold_true_pictures_first_and_own_ones_after_them():
     assert set(numbers((source[50:], target[50:]))) == set(range(20))
 
 
-def crop_batches(share, flip=True, **more):
-    large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
-    high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
-    return ImageBatches(low, high, 90, 4, flip, large, share, **more)
-
-
-@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 30, 60), (1.0, 85, 90)])
-def test_a_share_of_the_images_are_random_crops(share, least, most):
-    whole = crop_batches(share, flip=False)
-    source, target = (images(tokens, size).numpy() for tokens,
-                      size in zip(whole.batch(2)[:2], (8, 32), strict=True))
-    standard = [any(np.array_equal(image, one) for one in whole.high.numpy()) for image in target]
-    assert least <= standard.count(False) <= most
-    assert np.abs(area_reduce(target.astype(np.uint8), 8, 8).astype(int) - source).max() <= 1
-
-
-def test_crops_depend_on_seed_and_step_alone_and_leave_flips_as_they_were():
-    assert_independent(lambda: crop_batches(0.5), 3)
-    same = (crop_batches(0.5).batch(3).target == crop_batches(0.0).batch(3).target).all(1)
-    assert 30 < int(same.sum()) < 60  # the standard crops, mirrored or not as before
-
-
-def augmented(drawn=0, noise=0.0):
-    """Pairs of smooth pictures, and `drawn` pictures that an earlier stage drew, which are
-    darker."""
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(60, 200, (9, 4, 4, 3)).repeat(4, axis=1).repeat(4, axis=2)
-    high = (coarse + rng.integers(-20, 20, coarse.shape)).astype(np.uint8)
-    low = area_reduce(high, 8, 8, is_reduced=True)
-    return ImageBatches(low, high, 180, 4, flip=False, drawn=[low[:drawn] - 30] if drawn else [],
-                        input_noise=noise)
-
-
-@pytest.mark.parametrize(("drawn", "noise", "least", "most"), [
-    (0, 0.0, 0, 0), (0, 6.0, 60, 120), (9, 0.0, 60, 120), (9, 6.0, 60, 120), (3, 0.0, 15, 45)])
-def test_half_of_the_inputs_look_drawn_and_remain_reductions(drawn, noise, least, most):
-    whole = augmented(drawn, noise)
-    low, high = (images(part, size).numpy().astype(np.uint8) for part, size in zip(
-        whole.batch(1)[:2], (8, 16), strict=True))
-    changed = [not any(np.array_equal(one, true) for true in whole.high.numpy()) for one in high]
-    assert least <= sum(changed) <= most
-    np.testing.assert_array_equal(area_reduce(high, 8, 8, is_reduced=True), low)
-    assert_independent(lambda: augmented(drawn, noise), 2)
-
-
-def test_an_input_lies_between_the_true_one_and_the_drawn_one():
-    whole = augmented(9)  # batch 0 is epochs 0 to 19
-    order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9)
-                            for epoch in range(20)])
-    means = images(whole.batch(0).source, 8).double().mean((1, 2, 3)).numpy()
-    darker = whole.low.numpy().mean((1, 2, 3))[order] - means
-    assert -1 < darker.min() < 1
-    assert 25 < darker.max() < 31
-
-
 def changed_pair(high, change):
     """Change one picture by `change` grey levels."""
     return (one[0].numpy() for one in changed_pairs(torch.from_numpy(high)[None],
                                                     torch.from_numpy(change / CHANGE_UNIT)[None]))
 
 
-def test_a_changed_picture_keeps_the_detail_that_its_reduction_lacks():
-    rng = np.random.default_rng(1)
-    high = rng.integers(80, 170, (16, 16, 3)).astype(np.uint8)
-    low, same = changed_pair(high, np.zeros((8, 8, 3)))
-    np.testing.assert_array_equal(same, high)
-    reduced, changed = changed_pair(high, np.full((8, 8, 3), 25.0))
-    np.testing.assert_array_equal(changed, high + 25)
-    np.testing.assert_array_equal(reduced, low + 25)
-    assert list(changed_pair(high, np.full((8, 8, 3), 500.0)))[1].min() == 255
-
-
 @pytest.mark.parametrize("factor", [2, 3, 4])
-def test_changes_are_enlarged_as_torch_does_in_float64(factor):
-    rng = np.random.default_rng(factor)
-    high = torch.from_numpy(rng.integers(0, 256, (5, 8 * factor, 8 * factor, 3)).astype(np.uint8))
-    change = torch.from_numpy(rng.integers(-20_000, 20_000, (5, 8, 8, 3)).astype(float))
-    wide = torch.nn.functional.interpolate(change.permute(0, 3, 1, 2) * CHANGE_UNIT,
-                                           high.shape[1:3], mode="bicubic")
-    expected = (high + wide.permute(0, 2, 3, 1)).round().clamp(0, 255)
-    low, found = changed_pairs(high, change)
-    different = (expected - found).abs()
-    assert float(different.max()) <= (factor == 3)  # whose weights are rounded
-    assert float(different.mean()) < 1e-3
-    np.testing.assert_array_equal(low, area_reduce(found.numpy(), 8, 8, is_reduced=True))
-
-
-@pytest.mark.parametrize("factor", [2, 3, 4])
-def test_changed_pictures_are_exact_so_that_every_device_gives_the_same(factor):
-    rng = np.random.default_rng(factor)
-    high = torch.from_numpy(rng.integers(0, 256, (5, 8 * factor, 8 * factor, 3)).astype(np.uint8))
+def test_changes_are_enlarged_as_torch_does_and_exactly_so_that_every_device_gives_the_same(factor):
+    rng, high = np.random.default_rng(factor), torch.from_numpy(noise(0, 5, 8 * factor))
     largest = int(LARGEST_CHANGE / CHANGE_UNIT)
     change = torch.from_numpy(rng.integers(-largest, largest + 1, (5, 8, 8, 3)))
-    weights = (enlargement(8, 8 * factor, torch.device("cpu")) / WEIGHT_UNIT).long()
+    low, found = changed_pairs(high, change.double())
+    np.testing.assert_array_equal(low, area_reduce(found.numpy(), 8, 8, is_reduced=True))
+    wide = torch.nn.functional.interpolate(change.double().permute(0, 3, 1, 2) * CHANGE_UNIT,
+                                           high.shape[1:3], mode="bicubic")
+    different = ((high + wide.permute(0, 2, 3, 1)).round().clamp(0, 255) - found).abs()
+    assert float(different.max()) <= (factor == 3)  # whose weights are rounded
+
     # whole numbers, whose sums have no rounding errors
+    weights = (enlargement(8, 8 * factor, torch.device("cpu")) / WEIGHT_UNIT).long()
     wide = weights @ change.permute(0, 3, 1, 2) @ weights.T
-    expected = (
-        high + (wide.double() * WEIGHT_UNIT**2 * CHANGE_UNIT).permute(0, 2, 3, 1)
-    ).round().clamp(0, 255)
-    assert torch.equal(changed_pairs(high, change.double())[1], expected.to(torch.uint8))
+    exact = high + (wide.double() * WEIGHT_UNIT**2 * CHANGE_UNIT).permute(0, 2, 3, 1)
+    assert torch.equal(found, exact.round().clamp(0, 255).to(torch.uint8))
     assert int(wide.abs().max()) < 2**52
 
 
@@ -234,38 +147,27 @@ def coefficients(*turns):
                             * TURN_UNIT)
 
 
-def test_turns_are_those_of_torch_in_float64():
-    pictures = torch.from_numpy(np.random.default_rng(0).integers(0, 256,
-                                                                  (4, 16, 16, 3)).astype(np.uint8))
-    turns = coefficients((4, 1.0), (-4, 1.05), (0, 1 / 1.05), (30, 0.7))
-    (a, b), zero = turns, torch.zeros(4, dtype=torch.float64)
+def test_turns_are_those_of_torch_and_exact_so_that_every_device_gives_the_same():
+    pictures, turns = torch.from_numpy(noise(0, 5, 16)), coefficients(
+        (4, 1.0), (-4, 1.05), (0, 1), (30, 0.7), (90, 1))
+    (a, b), zero = turns, torch.zeros(5, dtype=torch.float64)
     matrices = torch.stack([torch.stack([a, -b, zero], 1), torch.stack([b, a, zero], 1)], 1)
-    grid = torch.nn.functional.affine_grid(matrices, [4, 3, 16, 16], align_corners=False)
+    grid = torch.nn.functional.affine_grid(matrices, [5, 3, 16, 16], align_corners=False)
     expected = torch.nn.functional.grid_sample(pictures.permute(0, 3, 1, 2).double(), grid,
                                                mode="bicubic", padding_mode="border",
                                                align_corners=False).permute(0, 2, 3, 1)
-    torch.testing.assert_close(turned(pictures, turns), expected, atol=0.02, rtol=0)
-
-
-def test_a_turn_is_exact_so_that_every_device_gives_the_same():
-    pictures = np.random.default_rng(1).integers(0, 256, (3, 64, 64, 3)).astype(np.uint8)
-    turns = coefficients((4, 1.05), (-3.3, 1 / 1.05), (0, 1))
-    whole = turned(torch.from_numpy(pictures), turns) / WEIGHT_UNIT**2
+    found = turned(pictures, turns)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0)
+    assert torch.equal(found[2], pictures[2].double())
+    assert torch.equal(found[4], pictures[4].rot90().double())
+    whole = found / WEIGHT_UNIT**2
     assert torch.equal(whole, whole.round())
     assert float(whole.abs().max()) < 2**52
-    np.testing.assert_array_equal(turned(torch.from_numpy(pictures), turns)[2], pictures[2])
-
-
-def test_a_quarter_turn_shows_the_right_side_on_top():
-    picture = torch.arange(36).view(1, 6, 6, 1)
-    assert torch.equal(turned(picture, coefficients((90, 1)))[0], picture[0].rot90().double())
 
 
 @given(st.integers(8, 70), st.integers(1, 8), st.integers(0, 9))
 def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed):
-    rng = np.random.default_rng(seed)
-    pictures = rng.integers(0, 256, (6, whole, whole, 3)).astype(np.uint8)
-    squares = random_squares(whole, 6, rng)
+    pictures, squares = noise(seed, 6, whole), random_squares(whole, 6, np.random.default_rng(seed))
     found = reduce_squares(torch.from_numpy(pictures), *torch.from_numpy(squares),
                            min(size, squares[0].min()))
     for picture, (side, top, left), one in zip(pictures, squares.T, found.numpy(), strict=True):
@@ -277,22 +179,22 @@ def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed)
 def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
     """The formulas of one picture, in NumPy, from the same numbers; `own`: crops are cut from the
     larger pictures."""
-    large = np.random.default_rng(0).integers(0, 256, (9, 64, 64, 3), np.uint8)
-    drawn = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3), np.uint8)
-    crops = large if own else np.random.default_rng(2).integers(0, 256, (4, 64, 64, 3), np.uint8)
+    large, drawn = noise(0, 9, 64), noise(1, 5, 8)
+    crops = large if own else noise(2, 4, 64)
     high, low = (np.stack([area_reduce(image, size, size) for image in large]) for size in (32, 8))
-    whole = ImageBatches(low, high, 90, 4, True, large if own else None, 0.3, [drawn], 6.0,
-                         turned_share=0.5, crops=None if own else crops)
+    whole = ImageBatches(low, high, 45, 4, Changes(
+        large=large if own else None, crop_share=0.3, crops=None if own else crops,
+        turned_share=0.5, drawn=[drawn], input_noise=6.0))
     rng = np.random.default_rng((4, 3, 2))
-    mirrored, cropped, squares = rng.random(90) < 0.5, rng.random(90) < 0.3, random_squares(64, 90,
-                                                                                            rng)
-    changed = ~cropped & (rng.random(90) < 0.5)
-    level, weight, _ = 6 * rng.random(90), np.rint(256 * rng.random(90)) / 256, rng.random(90)
-    noise = iter(rng.standard_normal((changed.sum(), 8, 8, 3), np.float32))
+    mirrored, cropped = rng.random(45) < 0.5, rng.random(45) < 0.3
+    squares = random_squares(64, 45, rng)
+    changed = ~cropped & (rng.random(45) < 0.5)
+    level, weight, _ = 6 * rng.random(45), np.rint(256 * rng.random(45)) / 256, rng.random(45)
+    added = iter(rng.standard_normal((changed.sum(), 8, 8, 3), np.float32))
     order = np.concatenate([np.random.default_rng((4, epoch)).permutation(9)
-                            for epoch in range(30, 40)])
+                            for epoch in range(15, 20)])
     rng = np.random.default_rng((4, 3, 3))
-    moved, (angle, scale) = rng.random(90) < 0.5, rng.uniform(-1, 1, (2, 90))
+    moved, (angle, scale) = rng.random(45) < 0.5, rng.uniform(-1, 1, (2, 45))
 
     def turn(row, picture):
         both = coefficients((4 * angle[row], 1.05 ** scale[row]) if moved[row] else (0, 1))
@@ -304,14 +206,16 @@ def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
         if cropped[row] or moved[row]:
             side, top, left = squares[:, row] if cropped[row] else (64 if own else 32, 0, 0)
             picture = crops[index % len(crops)] if cropped[row] else large[index] if own else target
-            square = turn(row, picture).clip(0, 255).astype(np.uint8)[top : top + side,
-                                                                      left : left + side]
+            whole_picture = turn(row, picture).clip(0, 255).astype(np.uint8)
+            square = whole_picture[top : top + side, left : left + side]
             source, target = (area_reduce(square, size, size, is_reduced=True) for size in (8, 32))
         if changed[row]:
-            change = np.rint(next(noise) * np.float32(level[row] * 256)) / 256
+            change = np.rint(next(added) * np.float32(level[row] * 256)) / 256
             if index < len(drawn):
                 change = change + weight[row] * turn(row, drawn[index] - low[index].astype(float))
             source, target = changed_pair(target, change.astype(float))
+        if changed[row]:
+            np.testing.assert_array_equal(area_reduce(target, 8, 8, is_reduced=True), source)
         for name, picture in (("source", source), ("target", target)):
             found = getattr(batch, name)[row].reshape(picture.shape)
             np.testing.assert_array_equal(found, picture[:, ::-1] if mirrored[row] else picture)
@@ -322,8 +226,8 @@ def test_every_pair_of_sentences_comes_once_an_epoch(count, batch_size, seed):
     whole = sentence_batches(count, batch_size, seed)
     steps = len(whole.cuts) - 1
     for epoch in range(2):
-        seen = [whole.batch(step).target[:, 0] for step in range(epoch * steps,
-                                                                 (epoch + 1) * steps)]
+        seen = [whole.batch(step).target[:, 0]
+                for step in range(epoch * steps, (epoch + 1) * steps)]
         assert sorted(torch.cat(seen).tolist()) == list(range(1, count + 1))
 
 
@@ -347,3 +251,16 @@ def test_processes_share_a_batch_of_sentences(parts):
     assert sorted(shares.tolist()) == complete
     # fewer rows than processes: none is left without
     assert len(sentence_batches(3, 1).batch(0, 2, 4).target) == 1
+
+
+def test_faces_that_are_not_framed_as_celebas_are_hard():
+    faces = []
+    for degrees in (0, 20, 0, -12):  # beside a crop that is aligned
+        photo = Image.fromarray(data.astronaut()).rotate(3 + degrees, Image.Resampling.BICUBIC,
+                                                         center=(226, 99))
+        faces.append(np.asarray(photo.resize((64, 64), Image.Resampling.BOX, (157, 30, 295, 168))))
+    aligned = FacePairs(*(area_reduce(np.stack(faces), side, side) for side in (32, 8)),
+                        np.arange(4, dtype=np.int32))
+    for pairs in (aligned, replace(aligned, large=np.stack(faces))):
+        assert hard_faces(pairs, 0.5).tolist() == [1, 3]
+        assert hard_faces(pairs, 0.0) is None

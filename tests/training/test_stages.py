@@ -33,18 +33,11 @@ from superres.training.recipes import read_recipe, stage_of, train_recipe, train
 from superres.training.stage import Stage
 from superres.web.site import notice_of
 from table2 import CHECKPOINTS
+from tests.training.helpers import ignore, never, stage_rows
 
 GREEDY = DecodeConfig(block_size=1)
 SHORT = {"steps": 1, "batch_size": 2, "precision": "no"}
 SMALLER = {"target_shape": (16, 16, 3)}
-
-
-def never():
-    return False
-
-
-def ignore(*_):
-    pass
 
 
 def random_pairs(count):
@@ -75,31 +68,32 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-def test_own_pictures_are_what_the_model_decodes_greedily_and_are_not_decoded_twice(checkpoint,
-                                                                                    tmp_path):
-    pairs, upscaler = random_pairs(3), Upscaler.load(checkpoint, "cpu")
+def test_own_pictures_are_those_of_greedy_decoding_and_are_not_decoded_twice(checkpoint, tmp_path):
+    pairs, upscaler = random_pairs(3), Upscaler.load(checkpoint, "cpu", "plain")
+
+    def decode(stop, report=ignore, batch_size=2):
+        return decode_own_faces(upscaler, pairs, tmp_path, GREEDY, batch_size, stop, report)
+
     looks = iter([False, True])
-    assert not decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(looks), ignore)
-    first = (tmp_path / "part-00000000.npz").stat().st_mtime_ns
+    assert not decode(lambda: next(looks))
+    first, done = (tmp_path / "part-00000000.npz").stat().st_mtime_ns, []
     assert not (tmp_path / "faces.npz").exists()
-    done = []
-    stopped = iter([False, False])
 
     def report(record):
         done.append(record["images"])
         if len(done) == 1:
             assert (tmp_path / "part-00000000.npz").stat().st_mtime_ns == first
 
-    assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, lambda: next(stopped), report)
+    assert decode(never, report)
     own = read_faces(tmp_path / "faces.npz", FaceTask(8, 16))
     assert done == [2, 3]
     assert np.array_equal(own.lr, pairs.lr)
     assert np.array_equal(own.hr, np.concatenate([upscaler(pairs.lr[:2], GREEDY).images,
                                                   upscaler(pairs.lr[2:], GREEDY).images]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["faces.npz", "settings.json"]
-    assert decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 2, pytest.fail, ignore)
+    assert decode(pytest.fail)
     with pytest.raises(ConfigError, match=r"other settings.*choose a new folder"):
-        decode_own_faces(upscaler, pairs, tmp_path, GREEDY, 3, never, ignore)
+        decode(never, batch_size=3)
 
 
 @pytest.fixture
@@ -116,15 +110,18 @@ def recipe(tmp_path):
     return path
 
 
+def rewrite(recipe, **changes):
+    """Change settings of a recipe."""
+    recipe.write_text(json.dumps({**json.loads(recipe.read_text()), **changes}))
+
+
 def train(recipe, data, output, stop=never, report=ignore, **more):
     return train_recipe(read_recipe(recipe, data=data, output=output, **more), stop, report)
 
 
 def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe, data, tmp_path):
-    document = json.loads(recipe.read_text())
-    document["network"] = {**SMALLER, "width": 16, "ordinal_output": False}
-    document["stages"] = [{"name": "base", "steps": 5, "snapshots": 2}]
-    recipe.write_text(json.dumps(document))
+    rewrite(recipe, network={**SMALLER, "width": 16, "ordinal_output": False},
+            stages=[{"name": "base", "steps": 5, "snapshots": 2}])
     assert train(recipe, data, tmp_path / "run")
     base = tmp_path / "run" / "base"
     network = load_checkpoint(base / "checkpoint")
@@ -135,21 +132,19 @@ def test_a_recipe_changes_its_preset_and_keeps_weights_at_equal_distances(recipe
     assert read_training(kept[3])[-1]["steps"] == 3
     states = [load_checkpoint(folder).state_dict() for folder in (kept[3], kept[5])]
     assert any(not torch.equal(states[0][name], weight) for name, weight in states[1].items())
-    assert all(torch.equal(states[1][name], weight) for name,
-               weight in network.state_dict().items())
+    assert all(torch.equal(states[1][name], weight)
+               for name, weight in network.state_dict().items())
 
 
 def test_a_recipe_changes_the_sizes_of_a_checkpoint_that_it_starts_from(checkpoint, recipe, data,
                                                                         tmp_path):
-    document = json.loads(recipe.read_text())
-    document["network"] = {"source_shape": (4, 4, 3), "target_shape": (8, 8, 3),
-                           "attention_keys": "pixels"}
-    document["stages"] = [{"name": "heads", "stage": "heads", "start": str(checkpoint),
-                           "freeze_base": True}]
-    recipe.write_text(json.dumps(document))
+    rewrite(recipe, network={"source_shape": (4, 4, 3), "target_shape": (8, 8, 3),
+                             "attention_keys": "pixels"},
+            stages=[{"name": "heads", "stage": "heads", "start": str(checkpoint),
+                     "freeze_base": True}])
     assert train(recipe, data, tmp_path / "run")
-    before, after = load_checkpoint(checkpoint), load_checkpoint(tmp_path / "run" / "heads"
-                                                                 / "checkpoint")
+    before = load_checkpoint(checkpoint)
+    after = load_checkpoint(tmp_path / "run" / "heads" / "checkpoint")
     assert (after.config.target_shape, after.config.key_distance,
             after.config.prediction_heads) == ((8, 8, 3), 3, 3)
     assert torch.equal(after.decoder[0].attention.query.weight,
@@ -161,30 +156,25 @@ def test_all_stages_have_the_precision_and_threads_of_the_first_one(recipe, data
     # another one trains the later stages
     machines = itertools.chain([{}], itertools.repeat({"avx512_bf16": True}))
     monkeypatch.setattr(torch.cpu, "get_capabilities", machines.__next__)
-    document = json.loads(recipe.read_text())
-    del document["precision"]
-    recipe.write_text(json.dumps(document))
+    rewrite(recipe, precision="auto")
     for _ in range(2):  # the second time, all is finished
         assert train(recipe, data, tmp_path / "run")
-        rows = [json.loads(line)
-                for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
-        assert ([(row["settings"]["precision"], row["settings"]["threads"]) for row in rows]
-                == [("no", 1)] * 3)
+        assert [(row["settings"]["precision"], row["settings"]["threads"])
+                for row in stage_rows(tmp_path / "run")] == [("no", 1)] * 3
 
 
+@pytest.mark.extended
 def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_path):
     output = tmp_path / "run"
     assert not train(recipe, data, output, lambda: True, dev=data)
     assert train(recipe, data, output, dev=data)
-    names = ["base", "regular", "distilled"]
-    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    names, rows = ["base", "regular", "distilled"], stage_rows(output)
     assert [row["name"] for row in rows] == names
     assert all(row["dev_bits_per_dim"] > 0 and row["dev_images"] == 3 and row["images_seen"] == 2
                for row in rows)
     checkpoints = [output / name / "checkpoint" for name in names]
     assert [read_checkpoint(one).network.prediction_heads for one in checkpoints] == [1, 3, 3]
-    assert [stage["stage"] for stage in read_training(checkpoints[2])] == ["base", "heads",
-                                                                           "distil"]
+    assert [row["stage"] for row in read_training(checkpoints[2])] == ["base", "heads", "distil"]
     assert [row["settings"]["teacher"] for row in rows] == [None, None, "regular"]
     written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]
     assert train(recipe, data, output, pytest.fail, pytest.fail, dev=data)
@@ -198,8 +188,8 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     (lambda d: d.update(preset=7), "preset must be one of"),
     (lambda d: d.update(decode_batch=-1), "decode_batch must be at least 1, not -1"),
     (lambda d: d.update(prediction_heads=2_000_000_000), "prediction-heads must be at most 1024, "
-     "not 2000000000"), (lambda d: d.update(keep_heads="no"), "keep_heads must be true or false, "
-                         "not 'no'"),
+     "not 2000000000"),
+    (lambda d: d.update(keep_heads="no"), "keep_heads must be true or false, not 'no'"),
     *((lambda d, name=name: d["stages"][0].update(name=name), "the name of a stage .* is not fit "
        "for a file")
       for name in ("../../evil", "/evil", "a\\b", "..", ".hidden", "NUL", "a\0", "a\n", "x" * 300,
@@ -238,6 +228,7 @@ def test_the_bundled_recipes_can_be_read():
     assert len({(one.steps, one.learning_rate, one.batch_size, one.seed) for one in settings}) == 1
 
 
+@pytest.mark.extended
 def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, data, tmp_path):
     document = json.loads((bundled_folder().parent / "scripts" / "train" / "recipes"
                            / "table2.json").read_text())
@@ -249,8 +240,8 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
     (tmp_path / "recipe.json").write_text(json.dumps({**document, "prediction_heads": 3}))
     output = tmp_path / "run"
     assert train(tmp_path / "recipe.json", data, output, start=str(checkpoint))
-    networks = {name: load_checkpoint(output / name / "checkpoint") for name in ("base",
-                                                                                 *CHECKPOINTS)}
+    networks = {name: load_checkpoint(output / name / "checkpoint")
+                for name in ("base", *CHECKPOINTS)}
     kinds = {name: (networks[name].config.prediction_heads, networks[name].config.head_layer)
              for name in CHECKPOINTS}
     assert kinds == {
@@ -259,15 +250,14 @@ def test_the_ladder_of_table_2_starts_all_heads_anew_from_one_base(checkpoint, d
     assert networks["base"].heads is None
     for name in ("regular", "sequential-regular"):
         frozen = networks[name].state_dict()
-        assert all(torch.equal(frozen[key], weight) for key,
-                   weight in networks["base"].state_dict().items())
+        assert all(torch.equal(frozen[key], weight)
+                   for key, weight in networks["base"].state_dict().items())
     given = load_checkpoint(checkpoint).heads.state_dict()
     fresh = networks["sequential-regular"].heads.state_dict()
     assert any(not torch.allclose(fresh[key], given[key], atol=0.05) for key in given)
     check_ladder({name: read_training(output / name / "checkpoint") for name in CHECKPOINTS})
-    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
-    assert [(row["name"], row["start"]) for row in rows] == [("base", checkpoint.name), *(
-        (name, "base") for name in CHECKPOINTS)]
+    assert [(row["name"], row["start"]) for row in stage_rows(output)] == [
+        ("base", checkpoint.name), *((name, "base") for name in CHECKPOINTS)]
 
 
 def test_a_copy_trained_further_keeps_the_licence_and_the_origin_of_its_start(recipe, data,
@@ -276,13 +266,11 @@ def test_a_copy_trained_further_keeps_the_licence_and_the_origin_of_its_start(re
     save_checkpoint(build_model(replace(PRESETS["tiny"], **SMALLER), Stage(**SHORT)), start)
     (start / "README.md").write_text("---\nlicense: other\nlicense_name: for-tests\n---\n\n# "
                                      "ours\n\nlicense: no\n")
-    settings = json.loads(recipe.read_text()) | {"stages": [
-        {"name": "first", "start": str(start)}, {"name": "second", "start": "first"},
-        {"name": "fresh"}]}
-    recipe.write_text(json.dumps(settings))
+    stages = [{"name": "first", "start": str(start)}, {"name": "second", "start": "first"},
+              {"name": "fresh"}]
+    rewrite(recipe, stages=stages)
     assert train(recipe, data, tmp_path / "run")
-    first, second, fresh = (tmp_path / "run" / name / "checkpoint" for name in ("first", "second",
-                                                                                "fresh"))
+    first, second, fresh = (tmp_path / "run" / stage["name"] / "checkpoint" for stage in stages)
     origin = f"- ours, SHA-256 of the weights {weights_digest(start)}...\n"
     later = f"- first, SHA-256 of the weights {weights_digest(first)}...\n{origin}"
     for folder, lines in ((first, origin), (second, later)):
@@ -300,8 +288,7 @@ def test_a_cascade_to_train_is_refused_with_the_names_of_its_stages(option, data
     stage = stage_of({**SHORT, "data": data, "output": tmp_path / "run", option: "celeba-8to64"})
     with pytest.raises(ConfigError, match=message):
         train_stage(stage, never, ignore)
-    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"stages": [
-        {"name": "first"}, {"name": "second", option: "celeba-8to64"}]}))
+    rewrite(recipe, stages=[{"name": "first"}, {"name": "second", option: "celeba-8to64"}])
     with pytest.raises(ConfigError, match=message):  # before the first stage is trained
         train(recipe, data, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -312,8 +299,7 @@ def test_distil_without_own_pictures_and_other_stages_with_them_are_refused(chec
     for stage, own in (("distil", None), ("heads", data)):
         with pytest.raises(ConfigError, match="the distil stage, and no other"):
             train_stage(Stage(stage=stage, steps=1, data=data, output=tmp_path,
-                              start=str(checkpoint), own=own),
-                        never, ignore)
+                              start=str(checkpoint), own=own), never, ignore)
     with pytest.raises(ConfigError, match="batch_size must be even"):
         Stage(stage="distil", steps=1, batch_size=3)
 
@@ -337,10 +323,9 @@ def test_data_that_cannot_be_trained_on_is_one_line(kind, checkpoint, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words",
-                         [["decode"], ["base", "--steps", "1"],
-                          ["heads", "--start", "celeba-8to32", "--steps",
-                           "1"], ["ladder"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [
+    ["decode"], ["base", "--steps", "1"], ["heads", "--start", "celeba-8to32", "--steps", "1"],
+    ["ladder"]], ids=lambda words: words[0])
 def test_paths_are_checked_before_any_work(words, recipe, data, tmp_path, capsys, monkeypatch):
     for owner, name in ((Upscaler, "load"), (recipes, "build_model")):
         monkeypatch.setattr(owner, name, lambda *_: pytest.fail("work was done"))

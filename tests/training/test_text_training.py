@@ -5,92 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from textual import CONFIG, SHORT, sentences, vocabulary, wordy, write_checkpoint, write_pairs
+from textual import CONFIG, SHORT, sentences, vocabulary, write_checkpoint, write_pairs
 
 from superres import config as config_module
 from superres.checkpoint import load_checkpoint, read_checkpoint, read_training
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.nn.likelihood import bits_per_token
 from superres.pipeline.translator import Translator
-from superres.tasks.translation import PADDING, VOCABULARY_FILE, TextPairs, read_lines, read_pairs
+from superres.tasks.translation import VOCABULARY_FILE, TextPairs, read_lines, read_pairs
 from superres.training.corpora import CORPORA, text_corpus
 from superres.training.distillation import translate_pairs
-from superres.training.losses import TeacherForcingLoss
 from superres.training.recipes import read_recipe, train_recipe, train_stage
 from superres.training.stage import Stage
-
-
-def never():
-    return False
-
-
-def ignore(*_):
-    pass
-
-
-def padded_batch(extra=0):
-    """Return a batch of two pairs; `extra` columns of padding more change nothing."""
-    source = torch.tensor([[5, 6, 7, 1], [8, 1, 0, 0]])
-    target = torch.tensor([[9, 10, 11, 12, 1], [13, 1, 0, 0, 0]])
-    source, target = F.pad(source, (0, extra)), F.pad(target, (0, extra))
-    return source, target, source == 0, torch.tensor([5, 2])
-
-
-@pytest.mark.parametrize("stage", [
-    replace(SHORT, label_smoothing=0.1), replace(SHORT, stage="heads", head_positions=20),
-    replace(SHORT, stage="heads", head_positions=20, head_target="tokens"),
-    replace(SHORT, stage="heads", head_loss="random-head"),
-], ids=["base", "heads", "tokens", "random"])
-def test_padding_counts_for_nothing(stage):
-    network = wordy().requires_grad_(True)
-    loss = TeacherForcingLoss(network, stage)
-
-    def of(source, target, padding, lengths):
-        return loss(source, target, 5, None, padding, lengths)["total"]
-
-    source, target, padding, lengths = padded_batch()
-    expected = of(source, target, padding, lengths)
-    torch.testing.assert_close(of(*padded_batch(3)), expected)
-    target = torch.where(torch.arange(5) < lengths.unsqueeze(1), target, 99)
-    torch.testing.assert_close(of(torch.where(padding, 77, source), target, padding, lengths),
-                               expected)
-
-
-def test_label_smoothing_spreads_its_share_over_all_tokens():
-    network, (source, target, padding, lengths) = wordy(), padded_batch()
-    log_p = network.scores(network(source, target, padding)).log_softmax(-1)
-    inside = torch.arange(5) < lengths.unsqueeze(1)
-    nll = -log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)[inside].mean()
-    expected = 0.8 * nll - 0.2 * log_p[inside].mean()
-    loss = TeacherForcingLoss(network, replace(SHORT, label_smoothing=0.2))(source, target, 0, None,
-                                                                            padding, lengths)
-    torch.testing.assert_close(loss["p1"], expected)
-    rows = [[9, 10, 11, 12, 1], [13, 1]], [[5, 6, 7, 1], [8, 1]]
-    assert bits_per_token(network, rows[1], rows[0], PADDING, 1) == pytest.approx(float(nll)
-                                                                                  / np.log(2))
-
-
-def test_heads_that_share_p1s_layer_share_its_label_smoothing():
-    network, (source, target, padding, lengths) = wordy(replace(CONFIG, identity_p1=False, head_layer="dense")), \
-        padded_batch()
-    loss = TeacherForcingLoss(network, replace(SHORT, stage="heads", head_loss="random-head",
-                                               head_target="tokens", label_smoothing=0.2))
-    decoded, position = network(source, target, padding), torch.arange(5).expand(2, -1)
-    for draw in range(20):
-        head = loss.drawn_head(draw)
-        inside = position + head < lengths.unsqueeze(1)
-        log_p = network.head_scores(decoded, position, head).log_softmax(-1)[inside]
-        nll = -log_p.gather(
-            -1, target.gather(1, (position + head).clamp(max=4))[inside].unsqueeze(-1)
-        ).mean()
-        found = loss(source, target, draw, None, padding, lengths)
-        torch.testing.assert_close(found["total"], 0.8 * nll - 0.2 * log_p.mean())
+from tests.training.helpers import ignore, never, stage_rows
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +47,13 @@ def test_a_base_and_its_heads_are_trained_from_the_command_line(preset, text, tm
     assert train("heads", *common, "--start", base / "checkpoint", "--prediction-heads", 3,
                  "--head-positions", 3, "--output", heads) == 0
     (first, second) = read_training(heads / "checkpoint")
-    assert (first["stage"], first["pairs_seen"], first["settings"]["label_smoothing"]) == ("base",
-                                                                                           8, 0.1)
+    assert (first["stage"], first["pairs_seen"]) == ("base", 8)
+    assert first["settings"]["label_smoothing"] == 0.1
     assert (second["settings"]["head_positions"], second["dev_pairs"]) == (3, 60)
     assert 0 < second["dev_bits_per_token"] < 20
     assert second["dev_bleu"] >= 0
-    assert len({(folder / "checkpoint" / VOCABULARY_FILE).read_bytes() for folder in (base,
-                                                                                      heads)}) == 1
+    assert len({(folder / "checkpoint" / VOCABULARY_FILE).read_bytes()
+                for folder in (base, heads)}) == 1
     translator = Translator.load(heads / "checkpoint", "cpu")
     assert translator.model_config.prediction_heads == 3
     assert len(translator(["a dog"]).texts) == 1
@@ -148,8 +78,8 @@ def test_pairs_that_cannot_be_trained_on_are_left_out_and_counted(preset, tmp_pa
     stage = replace(SHORT, data=write_pairs(odd, tmp_path / "t"), output=tmp_path / "run",
                     preset="text")
     assert train_stage(stage, never, ignore)
-    assert ("3 of 303 pairs are left out: a side is empty or has more than 20 "
-            "tokens" in capsys.readouterr().err)
+    assert ("3 of 303 pairs are left out: a side is empty or has more than 20 tokens"
+            in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [
@@ -164,8 +94,8 @@ def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error
     write_checkpoint(tmp_path / "start", heads=1)
     write_pairs(TextPairs([""], [""]), tmp_path / "empty")
     (tmp_path / "spm").write_bytes(vocabulary())
-    places = {key: str(tmp_path / value) for key,
-              value in change.items() if key in ("start", "vocabulary", "data")}
+    places = {key: str(tmp_path / value) for key, value in change.items()
+              if key in ("start", "vocabulary", "data")}
     values = {"steps": 2, "precision": "no", "data": text, "output": tmp_path / "run",
               "preset": "text", "vocabulary": tmp_path / "spm", **change, **places}
     with pytest.raises(error, match=message):
@@ -173,8 +103,8 @@ def test_stages_that_cannot_be_are_refused(preset, text, tmp_path, change, error
 
 
 def test_a_teacher_translates_the_training_text_once(tmp_path, text):
-    teacher, pairs = (Translator.load(write_checkpoint(tmp_path / "teacher"), "cpu"),
-                      read_pairs(text))
+    teacher = Translator.load(write_checkpoint(tmp_path / "teacher"), "cpu")
+    pairs = read_pairs(text)
     looks, done = iter([False, True]), []
     arguments = (teacher, pairs, tmp_path / "own", BeamConfig(2), 8)
     assert not translate_pairs(*arguments, lambda: next(looks), ignore, 25)
@@ -186,8 +116,8 @@ def test_a_teacher_translates_the_training_text_once(tmp_path, text):
 
     assert translate_pairs(*arguments, never, report, 25)
     assert done == [25, 50, 60]
-    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["pairs.de", "pairs.en",
-                                                                          "settings.json"]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [
+        "pairs.de", "pairs.en", "settings.json"]
     assert read_lines(tmp_path / "own" / "pairs.en") == pairs.source
     assert read_lines(tmp_path / "own" / "pairs.de") == teacher(pairs.source, BeamConfig(2),
                                                                 batch_size=8).texts
@@ -202,6 +132,7 @@ def recipe_of(path, stages, **changes):
     return read_recipe(path, **changes)
 
 
+@pytest.mark.extended
 def test_a_stage_reads_back_translations_of_the_targets(preset, text, tmp_path, monkeypatch):
     """A student reads them too, as its teacher translates them."""
     seen, both = [], {"back_translated_by": "backward", "back_translations": 2, "copies": 3}
@@ -221,8 +152,8 @@ def test_a_stage_reads_back_translations_of_the_targets(preset, text, tmp_path, 
     output = tmp_path / "run"
     assert train_recipe(recipe, never, ignore)
     folders = {name: output / name / "checkpoint" for name in ("backward", "teacher", "student")}
-    directions = {name: Translator.load(folder, "cpu").languages for name,
-                  folder in folders.items()}
+    directions = {name: Translator.load(folder, "cpu").languages
+                  for name, folder in folders.items()}
     assert directions == {"backward": ("de", "en"), "teacher": ("en", "de"),
                           "student": ("en", "de")}
     true, backward = read_pairs(text), Translator.load(folders["backward"], "cpu")
@@ -236,7 +167,7 @@ def test_a_stage_reads_back_translations_of_the_targets(preset, text, tmp_path, 
     teacher = Translator.load(folders["teacher"], "cpu")
     for place, part in zip((seen[4].data, *seen[4].more), (true, *parts), strict=True):
         assert read_pairs(place) == TextPairs(part.source, teacher(part.source, BeamConfig()).texts)
-    rows = [json.loads(line) for line in (output / "training.jsonl").read_text().splitlines()]
+    rows = stage_rows(output)
     assert [row.get("reverse") for row in rows] == [None, True, True, None, None]
     assert [row.get("back_translations") for row in rows] == [None, None, None, 2, 2]
 
@@ -244,14 +175,14 @@ def test_a_stage_reads_back_translations_of_the_targets(preset, text, tmp_path, 
 def test_a_recipe_may_keep_the_heads_of_the_checkpoint_that_it_goes_on_with(preset, text, tmp_path):
     start = write_checkpoint(tmp_path / "start")
     for keep in (False, True):
-        assert train_recipe(recipe_of(tmp_path / "recipe.json", [{"name": "base"}], keep_heads=keep,
-                                      data=text, output=tmp_path / f"run-{keep}", start=str(start)),
-                            never, ignore)
+        recipe = recipe_of(tmp_path / "recipe.json", [{"name": "base"}], keep_heads=keep, data=text,
+                           output=tmp_path / f"run-{keep}", start=str(start))
+        assert train_recipe(recipe, never, ignore)
         trained = load_checkpoint(tmp_path / f"run-{keep}" / "base" / "checkpoint")
         assert (trained.heads is not None) == keep
     before = load_checkpoint(start).heads.state_dict()
-    assert all(torch.equal(weight, before[name]) for name,
-               weight in trained.heads.state_dict().items())
+    assert all(torch.equal(weight, before[name])
+               for name, weight in trained.heads.state_dict().items())
 
 
 @pytest.mark.parametrize(("stages", "message"), [

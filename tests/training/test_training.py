@@ -1,30 +1,37 @@
-"""Training: resumable to the bit, refused where it would silently mix runs, and it learns."""
+"""Training: resumable to the bit, refused where it would silently mix runs, and it learns; on two
+processes as on one."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from fakes import SMALL, random_model, random_tokens
-from PIL import Image
-from skimage import data
+from ports import own_port
 
 from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import CheckpointError, ConfigError, OutputError
-from superres.tasks.face_data import FacePairs
-from superres.tasks.faces import area_reduce
-from superres.training import construction, recipes, saved_state
+from superres.nn.weights import read_tensors
+from superres.training import construction, saved_state
 from superres.training import trainer as training
 from superres.training.construction import build_model, learning_rate_factor
-from superres.training.corpora import hard_faces, network_of
-from superres.training.data import ImageBatches
-from superres.training.recipes import stage_of
+from superres.training.corpora import Corpus, network_of
+from superres.training.data import Changes, ImageBatches
 from superres.training.stage import Stage
-from superres.training.trainer import Trainer
+from superres.training.trainer import Origin, Trainer
+from tests.training.helpers import (
+    forked,
+    history,
+    train,
+    train_alone,
+    train_and_die,
+    train_together,
+)
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=1, dropout=0.1)
 SETTINGS = Stage(steps=4, batch_size=2, warmup_steps=2, precision="no", threads=1,
@@ -43,12 +50,12 @@ def pairs(count=5, settings=SETTINGS):
     rng = np.random.default_rng(0)
     low = rng.integers(0, 16, (count, 2, 2, 3), np.uint8)
     return ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed,
-                        settings.flip)
+                        Changes(settings.flip))
 
 
-def trainer(folder, settings=SETTINGS, config=TINY, base=None, count=5, **options):
-    return Trainer(build_model(config, settings, base), settings, pairs(count, settings), folder,
-                   **options)
+def trainer(folder, settings=SETTINGS, config=TINY, base=None, count=5, evaluate=None, **options):
+    return Trainer(build_model(config, settings, base), replace(settings, output=folder),
+                   Corpus(config, pairs(count, settings), evaluate), **options)
 
 
 def begun(folder, steps, settings=SETTINGS, config=TINY):
@@ -61,13 +68,12 @@ def begun(folder, steps, settings=SETTINGS, config=TINY):
 
 def weights(run):
     return {**run.model.state_dict(),
-            **{f"averaged.{n}": w for n, w in run.averaged.state_dict().items()}}
+            **{f"averaged.{name}": one for name, one in run.averaged.state_dict().items()}}
 
 
 def assert_same(a, b):
     assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
 @pytest.mark.parametrize("settings", [
@@ -102,7 +108,7 @@ def test_moments_are_read_in_the_layout_of_their_weights(tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
     ({"settings": replace(SETTINGS, learning_rate=0.5)}, "0.5"),
     ({"settings": replace(SETTINGS, seed=3)}, "seed"),
-    ({"start": "0123"}, r"started with other --start \(SHA-256 None there, 0123 now\)"),
+    ({"origin": Origin("0123")}, r"started with other --start \(SHA-256 None there, 0123 now\)"),
     ({"count": 4}, "started with other --data, --own, --crops or --drawn"),
 ])
 def test_a_run_is_not_resumed_with_other_settings_or_another_start_or_other_data(change, message,
@@ -111,19 +117,6 @@ def test_a_run_is_not_resumed_with_other_settings_or_another_start_or_other_data
     with pytest.raises(CheckpointError, match=message) as caught:
         trainer(tmp_path, **change)
     assert "\n" not in str(caught.value)
-
-
-def test_faces_that_are_not_framed_as_celebas_are_hard():
-    faces = []
-    for degrees in (0, 20, 0, -12):  # beside a crop that is aligned
-        photo = Image.fromarray(data.astronaut()).rotate(3 + degrees, Image.Resampling.BICUBIC,
-                                                         center=(226, 99))
-        faces.append(np.asarray(photo.resize((64, 64), Image.Resampling.BOX, (157, 30, 295, 168))))
-    aligned = FacePairs(*(area_reduce(np.stack(faces), side, side) for side in (32, 8)),
-                        np.arange(4, dtype=np.int32))
-    for pairs in (aligned, replace(aligned, large=np.stack(faces))):
-        assert hard_faces(pairs, 0.5).tolist() == [1, 3]
-        assert hard_faces(pairs, 0.0) is None
 
 
 def test_damaged_state_is_named(tmp_path):
@@ -161,23 +154,22 @@ def test_loss_falls_and_a_run_leaves_history_curves_and_checkpoint(tmp_path):
                   evaluate=lambda model: {"bits_per_dim": 3.5})
     reports = []
     assert run.run(report=reports.append)
-    history = json.loads((tmp_path / "history.json").read_text())
+    kept = history(tmp_path)
     # the others are of the latest step
-    assert [record for record in reports if record in history] == history
+    assert [record for record in reports if record in kept] == kept
     names = {"images", "seconds", "step"}
-    assert ([set(record) - names for record in history] == [{"estimate", "p1", "total"}] * 2
+    assert ([set(record) - names for record in kept] == [{"estimate", "p1", "total"}] * 2
             + [{"bits_per_dim"}])
-    assert [record["step"] for record in history] == [15, 30, 30]
-    assert history[1]["p1"] < history[0]["p1"]
-    assert history[1]["p1"] < np.log(16) * 0.8
+    assert [record["step"] for record in kept] == [15, 30, 30]
+    assert kept[1]["p1"] < min(kept[0]["p1"], np.log(16) * 0.8)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (stage,) = read_training(tmp_path / "checkpoint")
     assert (stage["steps"], stage["images_seen"], stage["stage"],
             stage["dev_bits_per_dim"]) == (30, 150, "base", 3.5)
     assert Stage.from_dict(stage["settings"]) == settings
     saved = load_checkpoint(tmp_path / "checkpoint").state_dict()
-    assert_same(saved, {name: weight.bfloat16().float() for name,
-                        weight in run.averaged.state_dict().items()})
+    assert_same(saved, {name: weight.bfloat16().float()
+                        for name, weight in run.averaged.state_dict().items()})
 
 
 @pytest.fixture
@@ -186,15 +178,12 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def test_heads_stage_takes_its_head_layer_from_the_stage_or_else_from_the_start(base):
+def test_heads_take_their_layer_from_the_stage_or_else_from_a_start_that_fits(base):
     stage = replace(HEADS, start=str(base), prediction_heads=3)
     assert network_of(stage) == replace(TINY, prediction_heads=3)
     assert network_of(replace(stage, head_layer="sequential")).head_layer == "sequential"
     with pytest.raises(ConfigError, match=r"per-head, dense, sequential, recurrent, .* not 'wide'"):
         replace(stage, head_layer="wide")
-
-
-def test_warm_start_that_does_not_fit_is_refused(base):
     with pytest.raises(CheckpointError, match="base"):
         build_model(replace(TINY, decoder_layers=3, prediction_heads=4), HEADS, base)
 
@@ -246,28 +235,6 @@ def test_heads_of_a_checkpoint_with_fewer_or_more_of_them_are_kept(kind, before,
         torch.testing.assert_close(last, new)
 
 
-def test_learning_rate_warms_up_and_falls_to_zero():
-    settings = Stage(steps=100, warmup_steps=10)
-    factors = [learning_rate_factor(settings, step, 0.0) for step in range(101)]
-    assert factors[0] == pytest.approx(0.1)
-    assert all(a < b for a, b in itertools.pairwise(factors[:10]))
-    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
-    assert factors[100] == pytest.approx(0.0)
-    assert learning_rate_factor(Stage(minutes=2.0, warmup_steps=1), 9, 60.0) == pytest.approx(0.5)
-
-
-def test_the_base_of_a_checkpoint_is_trained_alone_and_its_heads_stay(tmp_path):
-    network = replace(TINY, dropout=0.0, prediction_heads=4)
-    save_checkpoint(random_model(network, dtype=torch.float32), tmp_path / "start")
-    start = load_checkpoint(tmp_path / "start")
-    assert trainer(tmp_path / "run", config=network, base=tmp_path / "start").run()
-    after, before = (load_checkpoint(tmp_path / "run" / "checkpoint").state_dict(),
-                     start.state_dict())
-    moved = {name for name in before if not torch.equal(after[name], before[name])}
-    assert {name for name in before if name.startswith("decoder.0")} <= moved
-    assert not any(name.startswith("heads.") for name in moved)
-
-
 @pytest.mark.parametrize(("known", "environment", "expected"), [
     ({}, {}, ("no", 1)),
     ({"avx512_bf16": True}, {}, ("bf16", 1)),
@@ -299,48 +266,38 @@ def test_a_run_has_one_thread_and_the_precision_of_the_processor_and_keeps_both(
     assert f"training in {name} on {expected[1]} of " in capsys.readouterr().err
 
 
-def test_more_threads_than_cores_are_refused(monkeypatch):
-    monkeypatch.setattr(recipes, "usable_cores", lambda: 3)
-    assert stage_of({"steps": 1, "device": "cpu", "threads": 3}).threads == 3
-    with pytest.raises(ConfigError, match="threads must be at most 3, the usable cores, not 4"):
-        stage_of({"steps": 1, "device": "cpu", "threads": 4})
+def test_minutes_end_the_steps_and_the_result_is_scored(tmp_path, monkeypatch):
+    now, real = [0.0], Trainer._step
 
+    def spend(seconds, result):
+        now[0] += seconds
+        return result
 
-def test_minutes_end_the_steps_and_the_result_is_scored(tmp_path):
-    now = [0.0]
+    def opened():
+        return trainer(tmp_path, replace(SETTINGS, steps=None, minutes=2.0, warmup_steps=5),
+                       evaluate=lambda _: spend(20, {"bits_per_dim": 4.0}),
+                       clock=lambda: now[0], origin=Origin("0123"))
 
-    def evaluate(model):
-        now[0] += 20
-        return {"bits_per_dim": 4.0}
-
-    settings = replace(SETTINGS, steps=None, minutes=2.0, warmup_steps=5)
-    run = trainer(tmp_path, settings, evaluate=evaluate, clock=lambda: now[0], start="0123")
-    step = run._step
-
-    def slow_step():
-        now[0] += 5
-        return step()
-
-    run._step = slow_step
+    monkeypatch.setattr(Trainer, "_step", lambda run: spend(5, real(run)))
+    run = opened()
     assert run.run(stop=lambda: run.step >= 10) is False
     assert (run.step, run.seconds, now[0]) == (10, 50, 70)
-    run = trainer(tmp_path, settings, evaluate=evaluate, clock=lambda: now[0], start="0123")
-    step, run._step = run._step, slow_step
+    run = opened()
     assert run.run()
     assert (run.step, run.seconds, now[0]) == (24, 120, 160)
-    assert learning_rate_factor(settings, run.step, run.seconds) == pytest.approx(0, abs=1e-9)
-    assert trainer(tmp_path, settings, clock=lambda: now[0], start="0123").run()  # it is finished
+    assert learning_rate_factor(run.settings, run.step, run.seconds) == pytest.approx(0, abs=1e-9)
+    assert opened().run()  # it is finished
+    assert now[0] == 160
     summary = read_training(tmp_path / "checkpoint")[0]
     assert (summary["seconds"], summary["dev_bits_per_dim"]) == (120, 4.0)
 
 
 def test_a_finished_run_says_what_it_gained(tmp_path, capsys):
     settings = replace(SETTINGS, steps=6, warmup_steps=200, learning_rate=1e-9)
-    run = trainer(tmp_path, settings, replace(TINY, dropout=0.0),
-                  evaluate=lambda model: {"bits_per_dim": 3.5}, start="0123")
-    assert run.run(stop=lambda: run.step >= 3) is False
-    assert trainer(tmp_path, settings, replace(TINY, dropout=0.0),
-                   evaluate=lambda model: {"bits_per_dim": 3.5}, start="0123").run()
+    for stop in (3, 7):
+        run = trainer(tmp_path, settings, replace(TINY, dropout=0.0), origin=Origin("0123"),
+                      evaluate=lambda model: {"bits_per_dim": 3.5})
+        assert run.run(stop=lambda run=run, stop=stop: run.step >= stop) == (stop == 7)
     *begun_and_resumed, compared, short, worse = capsys.readouterr().err.splitlines()
     assert len(begun_and_resumed) == 2
     assert f"{tmp_path}: start and result: bits/dim 3.5 and 3.5, loss of p1 " in compared
@@ -356,4 +313,67 @@ def test_the_latest_step_is_reported_with_its_rate_beside_the_history(tmp_path, 
     assert all({"rate", "p1", "total", "seconds", "images"} <= set(record) for record in reports)
     assert reports[2]["rate"] == pytest.approx(SETTINGS.learning_rate
                                                * learning_rate_factor(SETTINGS, 3, 0.0))
-    assert json.loads((tmp_path / "history.json").read_text()) == []
+    assert history(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of one process, of two, begun by one and ended by two, and begun by two and ended by
+    one."""
+    folder = tmp_path_factory.mktemp("runs")
+    ended(forked(train_alone, folder))
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(own_port()), "WORLD_SIZE": "2",
+              "LOCAL_WORLD_SIZE": "2"}
+    members = [forked(train_together, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank})
+               for rank in "01"]
+    ended(*members)
+    assert json.loads((folder / "facts.json").read_text()) == {"processes": 2, "step": 4}
+    ended(forked(train, folder / "begun together"))
+    return folder
+
+
+def ended(*processes, exitcode=0):
+    for process in processes:
+        process.join(1800)
+    assert [process.exitcode for process in processes] == [exitcode] * len(processes)
+
+
+def curve(folder):
+    return [(record["step"], record.get("p1", 0.0), record.get("heads", 0.0), record["total"])
+            for record in history(folder)]
+
+
+def written_weights(folder):
+    return torch.cat([weight.flatten()
+                      for weight in load_checkpoint(folder / "checkpoint").state_dict().values()])
+
+
+@pytest.mark.parametrize(("name", "alone"), [
+    ("together", "alone"), ("begun alone", "alone"), ("begun together", "alone"),
+    ("one head together", "one head alone"),
+])
+def test_the_losses_are_those_of_one_process_from_beginning_to_end(runs, name, alone):
+    assert [step for step, *_ in curve(runs / name)] == list(range(2, 9, 2))
+    np.testing.assert_allclose(curve(runs / name), curve(runs / alone), rtol=1e-9)
+    torch.testing.assert_close(written_weights(runs / name), written_weights(runs / alone))
+
+
+def test_a_run_killed_while_it_saves_equals_an_uninterrupted_one_to_the_bit(runs, tmp_path):
+    # At the second save: while a file is written, and between the two renames.
+    for owner, name, call in ((saved_state.__name__, "save_file", 5), ("os", "replace", 4)):
+        ended(forked(train_and_die, tmp_path, owner, name, call), exitcode=-signal.SIGKILL)
+    assert not (tmp_path / "state").exists()
+    assert json.loads((next(tmp_path.glob("*state*/state.json"))).read_text())["step"] > 0
+    ended(forked(train, tmp_path))
+    for name in ("model", "averaged", "optimizer"):
+        one, other = (read_tensors(folder / "state" / f"{name}.safetensors")
+                      for folder in (tmp_path, runs / "alone"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), name
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_refused():
+    low = np.zeros((5, 2, 2, 3), np.uint8)
+    with pytest.raises(ConfigError, match="4 images a batch cannot be shared equally among 3 "
+                       "processes"):
+        ImageBatches(low, low, 4, 0).batch(0, 1, 3)

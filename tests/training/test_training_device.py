@@ -3,6 +3,7 @@ to wait for."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -12,18 +13,19 @@ import torch
 from fakes import SMALL, TINY, VARIANTS, changed, random_model, random_tokens
 from textual import CONFIG as TEXT
 from torch import nn
-from training_runs import image_batches, training_steps
 from typer.testing import CliRunner
 
 from superres.cli import train as commands
 from superres.errors import ConfigError
-from superres.nn.attention import attend, fused_attend
-from superres.pipeline import pipeline
-from superres.training import construction
-from superres.training.construction import build_model, compile_layers
+from superres.nn.attention import fused_attend
+from superres.pipeline import choose
+from superres.training import construction, recipes
+from superres.training.construction import build_model, compile_layers, learning_rate_factor
+from superres.training.corpora import Corpus
 from superres.training.recipes import read_recipe, stage_of
 from superres.training.stage import GPU_DEFAULTS, Stage
 from superres.training.trainer import Trainer
+from tests.training.helpers import history, image_batches, training_steps
 
 META = torch.device("meta")
 
@@ -76,7 +78,11 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-def compiled_and_not(folder):
+@pytest.mark.parametrize("generated", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_a_run_with_compiled_layers_learns_what_one_without_does(generated, tmp_path, request):
+    """Layers are traced, and in the other case run as generated code."""
+    if not generated:
+        request.getfixturevalue("traced")
     settings = Stage(steps=2, batch_size=2, precision="no", optimizer="muon", stage="heads",
                      clip=None)
     config, losses = replace(TINY, dropout=0.0, prediction_heads=3), []
@@ -84,29 +90,16 @@ def compiled_and_not(folder):
         model = build_model(config, settings)
         if compiled:
             model.fuse_attention()  # as on a GPU
-        run = Trainer(model, replace(settings, compiled=compiled),
-                      image_batches(torch.device("cpu"), settings), folder / str(compiled),
+        corpus = Corpus(config, image_batches(torch.device("cpu"), settings), None)
+        output = tmp_path / str(compiled)
+        run = Trainer(model, replace(settings, compiled=compiled, output=output), corpus,
                       report_steps=1)
         assert run.run()
-        assert [layer._compiled_call_impl is not None for layer in (*run.model.decoder,
-                                                                    *run.averaged.decoder)] == [
-                                                                        *[compiled]
-                                                                        * len(run.model.decoder),
-                                                                        *[False]
-                                                                        * len(run.model.decoder)]
-        losses.append([record["total"]
-                       for record in json.loads((folder / f"{compiled}/history.json").read_text())])
+        for network, expected in ((run.model, compiled), (run.averaged, False)):
+            assert all((layer._compiled_call_impl is not None) == expected
+                       for layer in network.decoder)
+        losses.append([record["total"] for record in history(output)])
     np.testing.assert_allclose(*losses, rtol=1e-4)
-
-
-@pytest.mark.usefixtures("traced")
-def test_a_run_with_compiled_layers_learns_what_one_without_does(tmp_path):
-    compiled_and_not(tmp_path)
-
-
-@pytest.mark.slow
-def test_layers_of_generated_code_learn_what_others_do(tmp_path):
-    compiled_and_not(tmp_path)
 
 
 @pytest.mark.usefixtures("traced")
@@ -125,7 +118,7 @@ def test_compiled_layers_that_get_too_many_shapes_raise_an_error_instead_of_beco
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine that says it has a GPU."""
-    monkeypatch.setattr(pipeline, "torch",
+    monkeypatch.setattr(choose, "torch",
                         changed(torch, cuda=changed(torch.cuda, is_available=lambda: True)))
 
 
@@ -169,5 +162,18 @@ def test_a_network_that_a_gpu_has_no_room_for_is_refused(monkeypatch):
     construction._require_memory(SMALL, torch.device("cpu"))
 
 
-def test_attend_is_what_networks_use_unless_they_are_told_otherwise():
-    assert {layer.masked for layer in random_model(TINY).decoder} == {attend}
+def test_more_threads_than_cores_are_refused(monkeypatch):
+    monkeypatch.setattr(recipes, "usable_cores", lambda: 3)
+    assert stage_of({"steps": 1, "device": "cpu", "threads": 3}).threads == 3
+    with pytest.raises(ConfigError, match="threads must be at most 3, the usable cores, not 4"):
+        stage_of({"steps": 1, "device": "cpu", "threads": 4})
+
+
+def test_learning_rate_warms_up_and_falls_to_zero():
+    settings = Stage(steps=100, warmup_steps=10)
+    factors = [learning_rate_factor(settings, step, 0.0) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert all(a < b for a, b in itertools.pairwise(factors[:10]))
+    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
+    assert factors[100] == pytest.approx(0.0)
+    assert learning_rate_factor(Stage(minutes=2.0, warmup_steps=1), 9, 60.0) == pytest.approx(0.5)

@@ -1,5 +1,5 @@
 """Runs of training that tests make in this process and in others, which may be killed or train
-together."""
+together; and what stages of recipes need."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,36 @@ from fakes import SMALL
 from superres.nn.model import EncoderDecoder
 from superres.training import trainer
 from superres.training.construction import build_model, build_optimizers
-from superres.training.data import DistilBatches, FaceBatches, ImageBatches
+from superres.training.corpora import Corpus
+from superres.training.data import (
+    AS_THEY_ARE,
+    Changes,
+    DistilBatches,
+    FaceBatches,
+    ImageBatches,
+)
 from superres.training.losses import TeacherForcingLoss
 from superres.training.stage import Stage
 from superres.training.trainer import Trainer
+
+
+def never(*_: object) -> bool:
+    return False
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """Return the history of a run."""
+    return json.loads((folder / "history.json").read_text())
+
+
+def stage_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return what a recipe recorded of its finished stages."""
+    return [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+
 
 TINY = replace(SMALL, vocabulary=16, prediction_heads=4)
 TOGETHER = Stage(stage="heads", steps=8, batch_size=4, warmup_steps=2, precision="no",
@@ -39,9 +66,10 @@ def image_batches(device: torch.device, settings: Stage) -> FaceBatches:
     large = random.integers(0, 256, (9, 64, 64, 3), np.uint8)
     high, low = large[:, ::2, ::2].copy(), large[:, ::8, ::8].copy()
     size = settings.batch_size // (2 if own else 1)
-    true = ImageBatches(low, high, size, 0, True, large, 0.5, [low[:5]], 6.0, device, 0.5)
-    return (DistilBatches(true, ImageBatches(low, high, size, 1, False, device=device)) if own
-            else true)
+    true = ImageBatches(low, high, size, 0, Changes(True, large, 0.5, None, 0.5, [low[:5]], 6.0),
+                        device=device)
+    drawn = ImageBatches(low, high, size, 1, AS_THEY_ARE, device=device)
+    return DistilBatches(true, drawn) if own else true
 
 
 def training_steps(
@@ -50,10 +78,9 @@ def training_steps(
     """Return a function that takes a training step with everything that a GPU computes in it, and
     returns the loss."""
     device = model.signal.device
-    loss, batches = TeacherForcingLoss(model, settings, teacher).train(), image_batches(device,
-                                                                                        settings)
-    optimizers, averaged = (build_optimizers(model, settings),
-                            [p.detach().clone() for p in model.parameters()])
+    loss = TeacherForcingLoss(model, settings, teacher).train()
+    batches, optimizers = image_batches(device, settings), build_optimizers(model, settings)
+    averaged = [p.detach().clone() for p in model.parameters()]
 
     def take(step: int) -> torch.Tensor:
         batch = batches.batch(step).to(device)
@@ -85,12 +112,13 @@ def train(folder: Path, stop_at: int | None = None, settings: Stage = TOGETHER) 
     The optimiser scales gradients to one size: in float32, those that are nothing but rounding
     errors would become steps. They depend on the number of threads, which is one number for the
     process: a thread that an earlier test has left behind may change it. Runs that are compared to
-        the bit therefore have processes of their own.
+    the bit therefore have processes of their own.
     """
     torch.set_num_threads(1)
     low = np.random.default_rng(0).integers(0, 16, (10, 2, 2, 3), np.uint8)
     batches = ImageBatches(low, low.repeat(2, 1).repeat(2, 2), settings.batch_size, settings.seed)
-    run = Trainer(build_model(TINY, settings).double(), settings, batches, folder, report_steps=2)
+    run = Trainer(build_model(TINY, settings).double(), replace(settings, output=folder),
+                  Corpus(TINY, batches, None), report_steps=2)
     run.run(stop=lambda: stop_at is not None and run.step >= stop_at)
     return run
 

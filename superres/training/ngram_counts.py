@@ -1,5 +1,4 @@
-"""Statistics of training data in the tokens of a checkpoint, which proposals use: n-gram counts and
-shortlists."""
+"""Counts of n-grams in training targets, in the tokens of a checkpoint, for the ngram proposer."""
 
 from __future__ import annotations
 
@@ -8,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from superres.checkpoint import open_checkpoint
-from superres.config import require, require_whole
+from superres.config import require_whole
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import InvalidInputError
 from superres.tasks import translation
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, encode
-from superres.tasks.shortlist import Shortlists, make_shortlists
 
 
 def count_targets(
@@ -37,28 +35,10 @@ def count_targets(
     require_whole("--most", most)
     if network.task == translation.name:
         languages = network.languages[0], network.languages[1]
-        codec = translation.Codec.read(opened.folder)
-        rows = [np.array(row) for row in codec.split(translation.read_pairs(data, languages,
-                                                                            limit).target)]
+        pairs = translation.read_pairs(data, languages, limit)
+        rows = [np.array(row) for row in translation.Codec.read(opened.folder).split(pairs.target)]
     else:
         rows = list(encode(read_faces(data, FaceTask.of(network), "train", limit).hr))
     if not rows:
         raise InvalidInputError(f"{data} holds no examples to count; use other data")
     return count_ngrams(rows, table, least, most)
-
-
-def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None,
-                     domain: str = "") -> Shortlists:
-    """Learn shortlists from parallel text (the first `limit` pairs), best the text that the heads
-    were trained on.
-
-    `domain` says in messages what the text is. Errors are those of `count_targets`.
-    """
-    opened = open_checkpoint(checkpoint)
-    network = opened.network
-    require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; "
-            "shortlists are for text")
-    codec = translation.Codec.read(opened.folder)
-    pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
-    return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary,
-                           domain=domain)
