@@ -67,8 +67,8 @@ async def app(scope, receive, send):
 listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 config = serving.server_config(app, timeout_graceful_shutdown=1)
-say = lambda word: lambda: print(word, flush=True)
-serving.serve(config, listening, say("stop"), say("clean"))
+serving.serve(config, listening, lambda: print("stop", flush=True),
+              lambda: print("clean", flush=True))
 """
 
 
