@@ -86,7 +86,8 @@ def prepared(tmp_path, rng):
 
 
 def test_a_checkpoint_tells_its_sizes_and_one_of_other_shapes_is_refused(toy, folder, tmp_path):
-    assert face_task(folder) == toy.face_task == TASK == FaceTask.of(read_checkpoint(folder).network)
+    network = read_checkpoint(folder).network
+    assert face_task(folder) == toy.face_task == TASK == FaceTask.of(network)
     assert face_task("celeba-8to32") == FaceTask.of(ModelConfig())
     save_checkpoint(random_model(replace(TOY, source_shape=(6, 3, 3)), dtype=torch.float32),
                     tmp_path / "odd")
