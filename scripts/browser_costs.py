@@ -27,7 +27,7 @@ import typer
 sys.path.append(str(Path(__file__).resolve().parent))
 
 from measurements import Busy, Checkpoint, Faces, run
-from superres.checkpoint import find_checkpoint, read_stages
+from superres.checkpoint import open_checkpoint
 from superres.config import DEFAULT_CASCADE, StepCosts
 from superres.decoding.cost import TIMED
 from superres.evaluation.recording import record_of, stages_of
@@ -101,9 +101,10 @@ def main(
 
     if not busy:
         require_idle()
-    upscaler, folder = Upscaler.load(checkpoint, "cpu", "native-int8"), find_checkpoint(checkpoint)
+    opened = open_checkpoint(checkpoint)
+    upscaler = Upscaler.load(opened, "cpu", "native-int8")
     stages = stages_of(upscaler)
-    folders = {one.name: one for one in read_stages(folder) or [folder]}
+    folders = {one.folder.name: one.folder for one in opened.networks}
     sources = read_faces(data, upscaler.face_task, "valid", limit).lr
     heads = [stage.model_config.prediction_heads for stage in stages]
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -14,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from superres.config import (
     FORMAT_VERSION,
@@ -38,10 +36,10 @@ from superres.errors import (
     OutputError,
     SuperresError,
     first_line,
-    plain,
     shown,
 )
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.nn.weights import load_weights, read_tensors
 from superres.system.folders import bundled_folder
 from superres.system.json_files import (
     MOST_BYTES,
@@ -72,8 +70,6 @@ RELIABILITY = "reliability"
 cascade."""
 RETIRED = "-old"
 """Suffix of a folder's name while a new folder replaces it."""
-WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Accepted types of tensors in model.safetensors."""
 
 
 @contextmanager
@@ -158,51 +154,105 @@ def read_training(folder: str | Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class OpenCheckpoint(os.PathLike[str]):
-    """A checkpoint's folder whose config.json is read: functions that take a folder do not read it
-    again.
+class Checkpoint:
+    """A checkpoint whose config.json is read: all that it says is taken from here, and no file is
+    read twice.
+
+    Settings of it that are damaged or out of range raise a CheckpointError when they are taken.
 
     Attributes:
-        folder: the folder, which is also its path.
+        folder: the checkpoint's folder.
         config: the content of config.json.
         stages: the checkpoints of a cascade, the first stage first; none for a single network.
     """
 
     folder: Path
     config: dict[str, Any]
-    stages: tuple[OpenCheckpoint, ...] = ()
+    stages: tuple[Checkpoint, ...] = ()
 
-    def __fspath__(self) -> str:
-        return str(self.folder)
+    @property
+    def networks(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints of one network each: the stages of a cascade, or the checkpoint alone."""
+        return self.stages or (self,)
+
+    @functools.cached_property
+    def network(self) -> ModelConfig:
+        """The settings of the network; of a cascade, that of the last stage."""
+        last = self.networks[-1]
+        try:
+            return ModelConfig.from_dict(last.config["model"])
+        except SuperresError as error:
+            raise CheckpointError(f"{last.folder / CONFIG}: {error}") from error
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """The coefficients of adaptive block sizes; None without them."""
+        return self._entry(CONFIDENCE, Confidence, "tune")
+
+    @property
+    def reliability(self) -> Reliability | None:
+        """The calibration of the mask of reliable pixels; None without it."""
+        return self._entry(RELIABILITY, Reliability, "calibrate")
+
+    def _entry(self, name: str, kind: type[ConfigT], command: str) -> ConfigT | None:
+        """Return the optional settings `name`, which a command of superres saves."""
+        values = self.config.get(name)
+        try:
+            return None if values is None else kind.from_dict(values)
+        except SuperresError as error:
+            raise CheckpointError(f"{self.folder / CONFIG}: {name} is damaged ({error}); run "
+                                  f"superres {command} again") from error
+
+    def decode_default(self, kind: str) -> DecodeConfig | None:
+        """Return the default decoding settings on devices of `kind` ("cpu", "cuda"), or None.
+
+        An untrusted checkpoint must not cause other files to be read. Its `draft` is therefore a
+        bundled checkpoint or a folder inside the checkpoint's folder, and its `ngrams` is a file
+        inside that folder.
+        """
+        try:
+            if (values := self.config.get(DECODE, {}).get(kind)) is None:
+                return None
+            default = DecodeConfig.from_dict(values)
+            is_bundled = default.draft in bundled_checkpoints()
+            draft = default.draft if is_bundled else _inside(self.folder, default.draft)
+            return dataclasses.replace(default, draft=draft,
+                                       ngrams=_inside(self.folder, default.ngrams))
+        except (SuperresError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{self.folder / CONFIG}: {DECODE} for {kind} is damaged "
+                                  f"({error}); run superres tune again") from error
 
 
-Place: TypeAlias = "str | Path | OpenCheckpoint"
-"""A checkpoint's folder."""
-
-
-def open_checkpoint(name_or_folder: Place) -> OpenCheckpoint:
+def open_checkpoint(name_or_folder: str | Path | Checkpoint) -> Checkpoint:
     """Return the checkpoint of a bundled name, folder or hub id; what is open stays as it is.
 
-    Raises CheckpointError as `find_checkpoint` and `read_stages` do.
+    Raises CheckpointError as `find_checkpoint` and `read_checkpoint` do.
     """
-    if isinstance(name_or_folder, OpenCheckpoint):
+    if isinstance(name_or_folder, Checkpoint):
         return name_or_folder
-    return _opened(find_checkpoint(name_or_folder))
+    return read_checkpoint(find_checkpoint(name_or_folder))
 
 
-def _opened(folder: Place) -> OpenCheckpoint:
-    """Return the checkpoint in a folder; errors as for `read_stages`."""
-    if isinstance(folder, OpenCheckpoint):
-        return folder
-    document = read_config(folder)
+def read_checkpoint(folder: str | Path) -> Checkpoint:
+    """Return the checkpoint in a folder, with the stages of a cascade.
+
+    `stages` in config.json names 2 to MOST_STAGES. A name is that of a folder inside the cascade's
+    or beside it, or of a bundled checkpoint, so an untrusted cascade reads no other files.
+
+    Raises:
+        CheckpointError: config.json is missing, damaged or of another format, or a stage is
+            missing.
+    """
+    folder = Path(folder)
+    document = _read_config(folder)
     if "stages" not in document:
-        return OpenCheckpoint(Path(folder), document)
-    found = [OpenCheckpoint(stage, read_config(stage))
-             for stage in _stage_folders(Path(folder), document["stages"])]
-    if any("stages" in stage.config for stage in found):
-        raise CheckpointError(f"{Path(folder) / CONFIG} names another cascade as a stage; name its "
+        return Checkpoint(folder, document)
+    stages = tuple(Checkpoint(stage, _read_config(stage))
+                   for stage in _stage_folders(folder, document["stages"]))
+    if any("stages" in stage.config for stage in stages):
+        raise CheckpointError(f"{folder / CONFIG} names another cascade as a stage; name its "
                               "stages")
-    return OpenCheckpoint(Path(folder), document, tuple(found))
+    return Checkpoint(folder, document, stages)
 
 
 def _stage_folders(folder: Path, stages: object) -> list[Path]:
@@ -221,18 +271,15 @@ def _stage_folders(folder: Path, stages: object) -> list[Path]:
                  None) or find_checkpoint(name) for name in names]
 
 
-def read_config(folder: Place) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     """Return the content of config.json; raise CheckpointError if it is missing, damaged, or of
     another format."""
-    if isinstance(folder, OpenCheckpoint):
-        return folder.config
-    path = Path(folder) / CONFIG
+    path = folder / CONFIG
     if not os.path.lexists(path):
         raise CheckpointError(f"no checkpoint at {folder}: {CONFIG} is missing; name a "
                               "checkpoint's folder")
-    document: dict[str, Any] = read_json(path, functools.partial(reader_of(dict[str, Any]),
-                                                                 "the content"),
-                                         CheckpointError, "fetch the checkpoint again")
+    form = functools.partial(reader_of(dict[str, Any]), "the content")
+    document: dict[str, Any] = read_json(path, form, CheckpointError, "fetch the checkpoint again")
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {shown(version)}, this release reads "
@@ -241,94 +288,6 @@ def read_config(folder: Place) -> dict[str, Any]:
     if not isinstance(model, dict) or not isinstance(model.get("task", ""), str):
         raise CheckpointError(f"{path} has no settings of a model; fetch the checkpoint again")
     return document
-
-
-def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Set entries of a checkpoint's config.json; its other entries are unchanged.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-        OutputError: the file cannot be written; it is unchanged.
-    """
-    document = {**read_config(folder), **entries}
-    try:
-        write_atomically(folder / CONFIG, (json.dumps(document, indent=2) + "\n").encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {folder / CONFIG}: {error.strerror}; use a copy of the "
-                          "checkpoint, or give --no-save") from error
-
-
-def read_stages(folder: Place) -> list[Path]:
-    """Return the folders of the checkpoints of a cascade, the first stage first; none for a single
-    network.
-
-    `stages` in config.json names 2 to MOST_STAGES. A name is that of a folder inside the cascade's
-    or beside it, or of a bundled checkpoint, so an untrusted cascade reads no other files.
-
-    Raises:
-        CheckpointError: config.json is missing or damaged, or a stage is missing.
-    """
-    return [stage.folder for stage in _opened(folder).stages]
-
-
-def read_network(folder: Place) -> ModelConfig:
-    """Return the settings of a checkpoint's network; errors as for `read_config`, or for settings
-    out of range.
-
-    Of a cascade, it is the network of the last stage.
-    """
-    opened = _opened(folder)
-    last = opened.stages[-1] if opened.stages else opened
-    try:
-        return ModelConfig.from_dict(last.config["model"])
-    except SuperresError as error:
-        raise CheckpointError(f"{last.folder / CONFIG}: {error}") from error
-
-
-def read_decode_default(folder: Place, kind: str) -> DecodeConfig | None:
-    """Return the checkpoint's default decoding settings on devices of `kind` ("cpu", "cuda"), or
-    None.
-
-    An untrusted checkpoint must not cause other files to be read. Its `draft` is therefore a
-    bundled checkpoint or a folder inside the checkpoint's folder, and its `ngrams` is a file inside
-    that folder. Raises CheckpointError if the entry in config.json is damaged, or names a file
-    outside or missing from the folder.
-    """
-    defaults, folder = read_config(folder).get(DECODE, {}), Path(folder)
-    try:
-        if (values := defaults.get(kind)) is None:
-            return None
-        default = DecodeConfig.from_dict(values)
-        draft = default.draft if default.draft in bundled_checkpoints() else _inside(folder,
-                                                                                     default.draft)
-        return dataclasses.replace(default, draft=draft, ngrams=_inside(folder, default.ngrams))
-    except (SuperresError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {DECODE} for {kind} is damaged ({error}); run "
-                              "superres tune again"
-                              ) from error
-
-
-def read_confidence(folder: Place) -> Confidence | None:
-    """Return the coefficients in a checkpoint's config.json; None without them, a CheckpointError
-    if damaged."""
-    return _read_entry(folder, CONFIDENCE, Confidence, "tune")
-
-
-def read_reliability(folder: Place) -> Reliability | None:
-    """Return the calibration in a checkpoint's config.json; None without it, a CheckpointError if
-    damaged."""
-    return _read_entry(folder, RELIABILITY, Reliability, "calibrate")
-
-
-def _read_entry(folder: Place, name: str, kind: type[ConfigT], command: str) -> ConfigT | None:
-    """Return the optional settings `name` in config.json, which a command of superres saves."""
-    values = read_config(folder).get(name)
-    try:
-        return None if values is None else kind.from_dict(values)
-    except SuperresError as error:
-        raise CheckpointError(f"{Path(folder) / CONFIG}: {name} is damaged ({error}); run superres "
-                              f"{command} again"
-                              ) from error
 
 
 def _inside(folder: Path, name: str | None) -> str | None:
@@ -347,17 +306,33 @@ def _inside(folder: Path, name: str | None) -> str | None:
     return str(path)
 
 
-def load_checkpoint(folder: Place) -> EncoderDecoder:
-    """Load the network of a checkpoint folder with float32 weights.
+def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
+    """Set entries of a checkpoint's config.json; its other entries are unchanged.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged.
+        OutputError: the file cannot be written; it is unchanged.
+    """
+    document = {**_read_config(folder), **entries}
+    try:
+        write_atomically(folder / CONFIG, (json.dumps(document, indent=2) + "\n").encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {folder / CONFIG}: {error.strerror}; use a copy of the "
+                          "checkpoint, or give --no-save") from error
+
+
+def load_checkpoint(place: str | Path | Checkpoint) -> EncoderDecoder:
+    """Load the network of a checkpoint, or of a folder, with float32 weights.
 
     The names and shapes of all tensors must match exactly; they are compared before the weights are
     read into memory. Raises CheckpointError if the folder is missing or damaged, the tensors do not
     match, or a weight is not finite.
     """
-    path = Path(folder) / WEIGHTS
+    checkpoint = place if isinstance(place, Checkpoint) else read_checkpoint(place)
+    path = checkpoint.folder / WEIGHTS
     # hundreds of small operations: further threads would wait for one another
     with TorchThreads(1):
-        model = meta_network(read_network(folder))
+        model = meta_network(checkpoint.network)
         load_weights(model, read_tensors(path, model), str(path))
     return model.eval()
 
@@ -372,77 +347,7 @@ def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
                               "checkpoint again") from error
 
 
-def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file, after a comparison of names, shapes and types with those of `model`,
-    if given.
-
-    Raises CheckpointError if the file is missing or damaged, or does not match `model`.
-    """
-    try:
-        require_regular(path)
-        if model is not None:
-            with safe_open(path, framework="pt") as file:
-                found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-                shapes = {name: tuple(value.get_shape()) for name, value in found.items()}
-                types = {name: value.get_dtype() for name, value in found.items()}
-            _compare(model.state_dict(), shapes, str(path))
-            if wrong := [name for name, kind in types.items() if kind not in WEIGHT_TYPES]:
-                raise CheckpointError(f"{path}: tensor {wrong[0]} is of type {types[wrong[0]]}, "
-                                      f"not {', '.join(WEIGHT_TYPES)}; fetch the checkpoint again")
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint "
-                              "again") from error
-
-
-def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str,
-                 optional: str | None = None) -> None:
-    """Copy `weights`, by name, into `model` after a check of names and shapes; tensors on the meta
-    device are replaced.
-
-    Error messages name `origin`. The model keeps its own tensors of names with the prefix
-    `optional` that are missing. Raises CheckpointError if names or shapes differ, or a weight is
-    not finite.
-    """
-    own = model.state_dict()
-    _compare(own, {name: tuple(weight.shape) for name, weight in weights.items()}, origin, optional)
-    values = dict(own)
-    for name, weight in weights.items():
-        if own[name].is_meta:
-            values[name] = torch.empty_strided(own[name].shape, own[name].stride(),
-                                               dtype=own[name].dtype).copy_(weight)
-        else:
-            values[name] = weight.to(own[name].dtype)
-    for name, value in values.items():
-        if value.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(value)):
-            raise CheckpointError(f"{origin}: tensor {name} holds numbers that are not finite; "
-                                  "fetch the checkpoint again")
-    model.load_state_dict(values, assign=any(value.is_meta for value in own.values()))
-
-
-def _compare(
-    own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], origin: str,
-    optional: str | None = None,
-) -> None:
-    """Raise a CheckpointError if the shapes of a network's tensors differ from those in a file; see
-    `load_weights`."""
-    required = {name for name in own if optional is None or not name.startswith(optional)
-                or name in found}
-    missing, extra = sorted(required - set(found)), sorted(set(found) - set(own))
-    shapes = sorted(name for name in required & set(found) if found[name] != own[name].shape)
-    problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another "
-                "shape": shapes}
-    for problem, names in problems.items():
-        if names:
-            listed = ", ".join(map(plain, names[:3])) + (f" and {len(names) - 3} "
-                                                         "more" if len(names) > 3 else "")
-            raise CheckpointError(f"{origin} {problem}: {listed}; the weights do not belong to "
-                                  "this config.json")
-
-
-def weights_digest(folder: Place) -> str:
+def weights_digest(folder: str | Path) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
     path = Path(folder) / WEIGHTS
     require_regular(path)
@@ -461,7 +366,7 @@ def fetch_from_hub(identifier: str) -> Path:
     problem = hub_problem(identifier, CONFIG)
     try:
         folder = hub_file(identifier, CONFIG, problem).parent
-        document = read_config(folder)
+        document = _read_config(folder)
         files = () if "stages" in document else (WEIGHTS,
                                                  *TASK_FILES.get(document["model"].get("task"), ()))
         for name in files:

@@ -40,8 +40,8 @@ MARKED = {
     "variants": ["native/test_browser_engine.py"],
     "slow": [
         "proofs/test_[!bs]*", "proofs/test_same_bits.py", "proofs/test_speculative.py",
-        "proofs/test_batch_resume.py", "batch/test_photos.py", "cli/test_given.py",
-        "cli/test_terminal.py", "config/test_hostile*",
+        "proofs/test_batch_resume.py", "batch/test_photos.py", "cli/test_terminal.py",
+        "config/test_hostile*",
         "config/test_hub.py", "decoding/test_adaptive.py", "decoding/test_lookahead*",
         "decoding/test_proposers.py", "decoding/test_registration.py",
         "decoding/test_speculative*",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Option
@@ -29,6 +29,9 @@ from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
 from superres.tasks.face_data import SPLITS, is_celeba, require_faces
 from superres.tasks.face_data import Split as SplitName
+
+if TYPE_CHECKING:
+    from superres.pictures.read import Pixels
 
 BEAM = BeamConfig()
 
@@ -83,12 +86,9 @@ def images(
     from superres.evaluation.images import evaluate_images, report_table
     from superres.evaluation.picture_scores import GREEDY
     from superres.evaluation.sample_scores import evaluate_samples, samples_table
-    from superres.pictures.read import Picture
-    from superres.pictures.write import encode_png
     from superres.pipeline.resolved_options import check_samples
-    from superres.system.output import prepare_folder, write_result
+    from superres.system.output import prepare_folder
     from superres.tasks.face_data import read_faces
-    from superres.tasks.sheets import contact_sheet
 
     check_samples(decode, samples)
     if sheet is not None:
@@ -98,18 +98,27 @@ def images(
     network = upscaler.model_config
     default = dataclasses.replace(opt.DEFAULTS, consistent=network.consistent,
                                   nucleus=network.nucleus)
-    decode = combined(default, opt.given_options(context, decode),
-                      upscaler.model_config.prediction_heads, stages=upscaler.stages)
+    decode = combined(default, opt.given_options(context, decode), network.prediction_heads,
+                      stages=upscaler.stages)
     report, pictures = evaluate_images(pairs, upscaler, decode, batch_size, greedy, same_person)
     if samples > 1:
         report["sampling"] = evaluate_samples(pairs, upscaler, decode, samples, batch_size,
                                               pictures.get(GREEDY))
     if sheet is not None:
         columns = {"input": pictures.pop("nearest"), **pictures, "truth": pairs.hr}
-        record = {"checkpoint": report["checkpoint"]}
-        write_result(sheet, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
+        write_sheet(sheet, columns, {"checkpoint": report["checkpoint"]})
     tables = [report_table(report)] + ([samples_table(report["sampling"])] if samples > 1 else [])
     show({**report, "device": device}, "\n".join(tables), as_json)
+
+
+def write_sheet(path: Path, columns: dict[str, Pixels], record: dict[str, str]) -> None:
+    """Write a contact sheet of pictures, uint8 [N, H, W, 3] by the name of their column."""
+    from superres.pictures.read import Picture
+    from superres.pictures.write import encode_png
+    from superres.system.output import write_result
+    from superres.tasks.sheets import contact_sheet
+
+    write_result(path, encode_png(Picture(contact_sheet(columns)), record), "--sheet")
 
 
 def report_likelihood(context: typer.Context) -> None:

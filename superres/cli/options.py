@@ -26,6 +26,7 @@ from superres.config import (
     require,
     require_choice,
 )
+from superres.errors import ConfigError
 from superres.pipeline.resolved_options import SETTINGS, as_option, choices_for
 from superres.tasks.translation import parse_languages
 
@@ -175,18 +176,19 @@ def refuse_ineffective(context: typer.Context, reason: str, *names: str) -> None
     `reason` ends the message: why the option has no effect, and the remedy.
     """
     for name in names:
-        value = context.params[name]
-        spelled = as_option(name, "" if value is True else str(value))
-        require(not is_given(context, name), f"{spelled} has no effect {reason}")
+        if is_given(context, name):
+            value = context.params[name]
+            spelled = as_option(name, "" if value is True else str(value))
+            raise ConfigError(f"{spelled} has no effect {reason}")
 
 
 def check_pairs(checkpoint: str, data: Path) -> None:
     """Raise an error if there is no checkpoint, or no parallel text in its languages, before
     anything is loaded."""
-    from superres.checkpoint import find_checkpoint, read_network
+    from superres.checkpoint import open_checkpoint
     from superres.tasks.translation import pair_paths
 
-    network = read_network(find_checkpoint(checkpoint))
+    network = open_checkpoint(checkpoint).network
     if network.languages:  # a checkpoint for another task is refused when it is loaded
         pair_paths(data, network.languages)
 

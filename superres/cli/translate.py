@@ -41,18 +41,7 @@ def translate(
     and is named; then the exit code is 1.
     """
     decode = opt.decode_config(context)
-    options: DecodeConfig | BeamConfig | None = None
-    if beam is None:
-        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4",
-                               "length_penalty")
-    else:
-        blockwise = [as_option(name, str(context.params[name]))
-                     for name in opt.given_options(context, decode)
-                     if name != "seed"]
-        require(not blockwise, f"--beam searches without blocks; leave out {', '.join(blockwise)}")
-        options = BeamConfig(beam, length_penalty)
-        opt.refuse_ineffective(context, f"with --beam {beam}, which has no blocks to show; leave "
-                               "out one of the two", "trace")
+    options: DecodeConfig | BeamConfig | None = _beam_search(context, decode)
 
     from superres.pipeline import line_translation as text
 
@@ -76,3 +65,19 @@ def translate(
         say(str(summary))
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _beam_search(context: typer.Context, decode: DecodeConfig) -> BeamConfig | None:
+    """Return the settings of beam search, or None without --beam; refuse the options of the
+    other."""
+    size, penalty = context.params["beam"], context.params["length_penalty"]
+    if size is None:
+        opt.refuse_ineffective(context, "without beam search; leave it out, or give --beam 4",
+                               "length_penalty")
+        return None
+    blockwise = [as_option(name, str(context.params[name]))
+                 for name in opt.given_options(context, decode) if name != "seed"]
+    require(not blockwise, f"--beam searches without blocks; leave out {', '.join(blockwise)}")
+    opt.refuse_ineffective(context, f"with --beam {size}, which has no blocks to show; leave out "
+                           "one of the two", "trace")
+    return BeamConfig(size, penalty)

@@ -11,13 +11,12 @@ from typer import Option
 from superres.cli import options as opt
 from superres.cli.benchmark import Busy
 from superres.cli.evaluate import Split, check_split, show
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, QualityBound, require
+from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.system.progress import say
 from superres.system.terminal import echo
 from superres.tasks.face_data import Split as SplitName
 
 if TYPE_CHECKING:
-    from superres.config import Confidence
     from superres.pipeline.pipeline import Pipeline
 
 Data = Annotated[Path | None, Option(metavar="PATH", help="Search the fastest settings, too, on a "
@@ -54,7 +53,7 @@ def tune(
 
     from superres.checkpoint import find_checkpoint
     from superres.evaluation.recording import costs_table, record_costs, stages_of
-    from superres.evaluation.tuning import save_costs_of, save_default, tuned_folder
+    from superres.evaluation.tuning import save_costs_of, tuned_folder
     from superres.system.machine import require_idle
 
     folder = find_checkpoint(checkpoint)
@@ -74,12 +73,7 @@ def tune(
     if not as_json:
         echo(costs_table(records), err=True)
     if data is not None:
-        found, table, fastest, confidence = _search(context, pipeline, is_text)
-        if target is not None:
-            save_default(target, pipeline.device.type, fastest, confidence)
-        report |= found
-        if not as_json:
-            echo(table, err=True)
+        report |= _search(context, pipeline, is_text, target)
     if as_json:
         show(report, "", as_json)
     else:
@@ -120,12 +114,12 @@ def _is_text(checkpoint: str) -> bool:
 
 
 def _search(
-    context: typer.Context, pipeline: Any, is_text: bool,  # noqa: ANN401 -- a translator or an upscaler
-) -> tuple[dict[str, Any], str, DecodeConfig, Confidence | None]:
-    """Calibrate and search on the data; return the report, its text, the fastest settings and the
-    coefficients."""
+    context: typer.Context, pipeline: Any, is_text: bool, target: Path | None,  # noqa: ANN401
+) -> dict[str, Any]:
+    """Calibrate and search on the data, show what is the fastest, save it in `target`, if given,
+    and return the report."""
     from superres.evaluation.calibration import calibrate_faces, calibrate_text, confidence_line
-    from superres.evaluation.tuning import label, tune_faces, tune_text
+    from superres.evaluation.tuning import label, save_default, tune_faces, tune_text
     from superres.tasks.face_data import read_faces
     from superres.tasks.translation import read_pairs
 
@@ -140,6 +134,10 @@ def _search(
                            given["limit"])
         confidence, calibration = calibrate_faces(pipeline, pairs)
         report, table, fastest = tune_faces(pairs, pipeline, bound, given["batch_size"])
-    lines = [table, *([] if calibration is None else [confidence_line(calibration)]),
-             f"fastest for {report['checkpoint']}: {label(fastest)}"]
-    return {**report, "confidence": calibration}, "\n".join(lines), fastest, confidence
+    if target is not None:
+        save_default(target, pipeline.device.type, fastest, confidence)
+    if not given["as_json"]:
+        lines = [table, *([] if calibration is None else [confidence_line(calibration)]),
+                 f"fastest for {report['checkpoint']}: {label(fastest)}"]
+        echo("\n".join(lines), err=True)
+    return {**report, "confidence": calibration}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from superres.config.setting import REQUIRED, Config, is_number, require, require_whole, setting
-from superres.errors import shown
+from superres.config.setting import REQUIRED, Config, require, require_whole, setting
+from superres.errors import ConfigError, shown
 
 LEAST, MOST = 1e-3, 1e9  # microseconds
 MOST_BLOCK, MOST_ROWS, MOST_THREADS = 1024, 2**20, 4096
@@ -29,7 +29,7 @@ class StepCosts(Config):
             for the engine's own number.
     """
 
-    blocks: tuple[float, ...]
+    blocks: tuple[float, ...] = setting(REQUIRED, least=LEAST, most=MOST)
     alone: float = setting(REQUIRED, least=LEAST, most=MOST)
     start: float = setting(0.0, least=0, most=MOST)
     threads: int = setting(2, least=1, most=MOST_THREADS)
@@ -39,11 +39,8 @@ class StepCosts(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= len(self.blocks) <= MOST_BLOCK, f"blocks must have 1 to {MOST_BLOCK} numbers, "
-                f"not {len(self.blocks)}")
-        for value in self.blocks:
-            require(is_number(value, LEAST, MOST), f"blocks must be numbers from {LEAST:g} to "
-                    f"{MOST:g}, not {shown(value)}")
+        if not 1 <= len(self.blocks) <= MOST_BLOCK:
+            raise ConfigError(f"blocks must have 1 to {MOST_BLOCK} numbers, not {len(self.blocks)}")
 
     def up_to(self, largest: int) -> list[float]:
         """Return the time of an iteration at block sizes 1 to `largest`; beyond those recorded, it
@@ -83,8 +80,8 @@ class CostRecord(Config):
         super().__post_init__()
         require(bool(self.batches), "batches must have the costs of a number of rows")
         for rows in self.batches:
-            require(rows.isascii() and rows.isdecimal() and len(rows) < 8,
-                    f"batches must have whole numbers of rows, not {shown(rows)}")
+            if not (rows.isascii() and rows.isdecimal() and len(rows) < 8):
+                raise ConfigError(f"batches must have whole numbers of rows, not {shown(rows)}")
             require_whole("the number of rows in batches", int(rows), most=MOST_ROWS)
 
     @property

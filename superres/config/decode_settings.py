@@ -21,7 +21,7 @@ from superres.config.setting import (
     setting,
     settings_of,
 )
-from superres.errors import shown
+from superres.errors import ConfigError, shown
 
 DEFAULT_CHECKPOINT, DEFAULT_CASCADE, DEFAULT_TRANSLATOR = ("celeba-8to32", "celeba-8to64",
                                                            "multi30k-en-de")
@@ -62,6 +62,8 @@ LEAST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-9, 1e9
 Scores up to 3e29 divided by the smallest stay finite in float32. Sampling equals greedy decoding
 unless two scores differ by less than 1e-7. At the largest, all possible tokens are equally likely.
 """
+TEMPERATURES = (f"must be 0 (greedy) or from {LEAST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}, one "
+                "number or one per")
 LARGEST_BRANCHING = 128  # a step of lookahead reads (window + candidates) * (k - 1) columns
 FIRST_GUESS = 0.8  # probability that a proposal passes, where nothing is known about it
 LARGEST_COEFFICIENT = 8  # the spread of the probabilities of `Confidence` then fits into float32
@@ -183,24 +185,25 @@ class DecodeConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.block_size is None or self.min_block <= self.block_size,
-                f"min-block {self.min_block} is larger than the block size {self.block_size}")
-        form = (f"must be 0 (greedy) or from {LEAST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}, one "
-                "number or one per")
-        require(self.temperature == 0 or (
-            len(self.temperatures) in (1, 3) and all(map(_is_temperature, self.temperatures))),
-                f"temperature {form} colour, not {shown(self.temperature)}")
-        require(all(t == 0 or _is_temperature(t) for t in self._later) and self.later_temperature
-                != (),
-                f"later-temperature {form} stage after the first, not "
-                f"{shown(self.later_temperature)}")
+        # no message is made for what passes: this runs for every picture
+        if self.block_size is not None and self.min_block > self.block_size:
+            raise ConfigError(f"min-block {self.min_block} is larger than the block size "
+                              f"{self.block_size}")
+        if self.temperature != 0 and not (len(self.temperatures) in (1, 3)
+                                          and all(map(_is_temperature, self.temperatures))):
+            raise ConfigError(f"temperature {TEMPERATURES} colour, not {shown(self.temperature)}")
+        if self.later_temperature == () or not all(t == 0 or _is_temperature(t)
+                                                   for t in self._later):
+            raise ConfigError(f"later-temperature {TEMPERATURES} stage after the first, not "
+                              f"{shown(self.later_temperature)}")
         require_probability("nucleus", self.nucleus)
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one "
                     "such as 0.9")
-            require(self.accept == "exact" and self.min_block == 1,
-                    "speculative sampling has its own acceptance rule; leave out accept "
-                    f"{self.accept} and min-block {self.min_block}, or sample coupled")
+            if not (self.accept == "exact" and self.min_block == 1):
+                raise ConfigError("speculative sampling has its own acceptance rule; leave out "
+                                  f"accept {self.accept} and min-block {self.min_block}, or "
+                                  "sample coupled")
 
     @property
     def temperatures(self) -> tuple[float, ...]:

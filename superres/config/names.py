@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from superres.config.setting import require
-from superres.errors import shown
+from superres.errors import ConfigError, shown
 
 MOST_NAME = 100
 """Largest number of bytes in the name of a file; most file systems hold 255, and suffixes are
@@ -43,8 +42,8 @@ def file_name(name: str, what: str = "the name") -> str:
     most `MOST_NAME` bytes in UTF-8, and is not the name of a device of Windows. Use it for every
     name from a file that becomes part of a path.
     """
-    require(name.isprintable() and name == portable_name(name) and name[:1].strip(" .-") != ""
-            and len(name.encode("utf-8", "replace")) <= MOST_NAME,
-            f"{what} {shown(name)} is not fit for a file; use letters, digits, hyphens and "
-            f"underscores, at most {MOST_NAME}")
-    return name
+    if (name.isprintable() and name == portable_name(name) and name[:1].strip(" .-")
+        and len(name.encode("utf-8", "replace")) <= MOST_NAME):
+        return name
+    raise ConfigError(f"{what} {shown(name)} is not fit for a file; use letters, digits, hyphens "
+                      f"and underscores, at most {MOST_NAME}")

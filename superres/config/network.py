@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from superres.config.names import file_name
 from superres.config.setting import Config, require, require_probability, setting
-from superres.errors import shown
+from superres.errors import ConfigError, shown
 
 FORMAT_VERSION = 1
 """Version of the checkpoint folder's layout; increased when an older reader could misread a newer
@@ -134,11 +134,14 @@ class ModelConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_shapes()
-        require(self.width % self.attention_heads == 0,
-                f"attention_heads {self.attention_heads} must divide width {self.width}")
-        require(self.width % 4 == 0, "width must be a multiple of 4 for the position signal, not "
-                f"{self.width}")
-        require(0 <= self.dropout < 1, f"dropout must be in [0, 1), not {shown(self.dropout)}")
+        if self.width % self.attention_heads:
+            raise ConfigError(f"attention_heads {self.attention_heads} must divide width "
+                              f"{self.width}")
+        if self.width % 4:
+            raise ConfigError("width must be a multiple of 4 for the position signal, not "
+                              f"{self.width}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), not {shown(self.dropout)}")
         require_probability("nucleus", self.nucleus)
         require(self.head_layer != "sequential"
                 or (self.numeric_neighbourhood and self.ordinal_output),
@@ -163,23 +166,25 @@ class ModelConfig(Config):
     def _check_shapes(self) -> None:
         for name, most in (("source_shape", MOST_SOURCE), ("target_shape", MOST_TARGET)):
             shape = getattr(self, name)
-            require(len(shape) in (1, 3) and min(shape) >= 1,
-                    f"{name} must be a list of positive whole numbers, one or three, not "
-                    f"{shown(shape)}")
-            require(max(shape) <= most and math.prod(shape) <= most,
-                    f"{name} must have at most {most} positions, not {shown(shape)}")
-            require(math.prod(shape) * self.width <= MOST_TABLE, f"positions of {name} times width "
-                    f"must be at most {MOST_TABLE}, not {math.prod(shape)} * {self.width}")
-        require(len(self.source_shape) == 1 or not self.encoder_layers or self.source_length
-                <= MOST_ATTENDED,
-                f"encoder_layers must be 0 for a source image of {self.source_length} positions, "
-                f"not {self.encoder_layers}: attention takes time quadratic in the positions, and "
-                f"at most {MOST_ATTENDED} are allowed; use conditioning_blocks")
+            if len(shape) not in (1, 3) or min(shape) < 1:
+                raise ConfigError(f"{name} must be a list of positive whole numbers, one or three, "
+                                  f"not {shown(shape)}")
+            if max(shape) > most or math.prod(shape) > most:
+                raise ConfigError(f"{name} must have at most {most} positions, not {shown(shape)}")
+            if math.prod(shape) * self.width > MOST_TABLE:
+                raise ConfigError(f"positions of {name} times width must be at most {MOST_TABLE}, "
+                                  f"not {math.prod(shape)} * {self.width}")
+        is_image = len(self.source_shape) == 3
+        if is_image and self.encoder_layers and self.source_length > MOST_ATTENDED:
+            raise ConfigError(f"encoder_layers must be 0 for a source image of "
+                              f"{self.source_length} positions, not {self.encoder_layers}: "
+                              "attention takes time quadratic in the positions, and at most "
+                              f"{MOST_ATTENDED} are allowed; use conditioning_blocks")
 
     def _check_text(self) -> None:
-        require(len(self.languages) == (2 if self.task == "translation" else 0),
-                "a translation has two languages and other tasks have none, not "
-                f"{shown(self.languages)}")
+        if len(self.languages) != (2 if self.task == "translation" else 0):
+            raise ConfigError("a translation has two languages and other tasks have none, not "
+                              f"{shown(self.languages)}")
         for language in self.languages:
             file_name(language, "the language")  # it is the suffix of files of sentences
         same = len(self.source_shape) == len(self.target_shape) == 1
@@ -190,20 +195,21 @@ class ModelConfig(Config):
 
     def _check_image_priors(self) -> None:
         flags = "aligned_conditioning, numeric_neighbourhood, ordinal_output and consistent"
-        require(len(self.source_shape) == len(self.target_shape) == 3,
-                f"{flags} need image shapes (rows, columns, channels), not {self.source_shape} and "
-                f"{self.target_shape}")
+        if not len(self.source_shape) == len(self.target_shape) == 3:
+            raise ConfigError(f"{flags} need image shapes (rows, columns, channels), not "
+                              f"{self.source_shape} and {self.target_shape}")
         rows, columns, channels = self.target_shape
         source_rows, source_columns, source_channels = self.source_shape
-        require(rows % source_rows == columns % source_columns == 0 and channels == source_channels,
-                f"{flags} need a target {self.target_shape} that is a whole multiple of the source "
-                f"{self.source_shape}")
-        require(channels <= MOST_CHANNELS, f"{flags} need at most {MOST_CHANNELS} colour channels, "
-                f"not {channels}")
+        if rows % source_rows or columns % source_columns or channels != source_channels:
+            raise ConfigError(f"{flags} need a target {self.target_shape} that is a whole multiple "
+                              f"of the source {self.source_shape}")
+        if channels > MOST_CHANNELS:
+            raise ConfigError(f"{flags} need at most {MOST_CHANNELS} colour channels, not "
+                              f"{channels}")
         covered = math.prod(self.enlargement)
-        require(self.target_length * covered <= MOST_TABLE,
-                f"{flags} need target positions times those over a source pixel of at most "
-                f"{MOST_TABLE}, not {self.target_length} * {covered}")
+        if self.target_length * covered > MOST_TABLE:
+            raise ConfigError(f"{flags} need target positions times those over a source pixel of "
+                              f"at most {MOST_TABLE}, not {self.target_length} * {covered}")
 
     @cached_property
     def source_length(self) -> int:

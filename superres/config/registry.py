@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from superres.config.setting import require
 from superres.errors import ConfigError, plain, shown
 
 LOG = logging.getLogger(__name__)
@@ -73,9 +72,9 @@ class Registry(UserDict[str, T]):
 
     def check(self, name: str, member: object) -> None:
         """Raise ConfigError unless `member` may be an implementation."""
-        require(isinstance(member, type) and issubclass(member, self.base),
-                f"{name} must be a class derived from superres.{self.base.__name__}, not "
-                f"{shown(member)}")
+        if not (isinstance(member, type) and issubclass(member, self.base)):
+            raise ConfigError(f"{name} must be a class derived from superres.{self.base.__name__}, "
+                              f"not {shown(member)}")
 
     def __getitem__(self, name: str) -> T:
         if name in self.shadowing:

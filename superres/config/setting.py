@@ -15,11 +15,11 @@ import os
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast
 
 from pydantic import (
     BeforeValidator,
@@ -84,18 +84,19 @@ def require_probability(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be above 0 and at most 1, not {shown(value)}")
 
 
-def require_whole(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:  # noqa: ANN401 -- checked
+def require_whole(name: str, value: object, least: int = 1, most: int = LARGEST) -> int:
     """Return the value of the setting `name`; raise ConfigError unless it is a whole number from
     `least` to `most`."""
-    # without the messages' texts, which take most of the time
-    if type(value) is int and least <= value <= most:
-        return value
-    require(is_whole(value), f"{name} must be a whole number, not {shown(value)}; give one from "
-            f"{least} to {most}")
-    require(value >= least, f"{name} must be at least {least}, not {shown(value)}; give a whole "
-            f"number up to {most}")
-    require(value <= most, f"{name} must be at most {most}, not {shown(value)}")
-    return int(value)
+    number = python_number(value)
+    if not isinstance(number, int):
+        raise ConfigError(f"{name} must be a whole number, not {shown(value)}; give one from "
+                          f"{least} to {most}")
+    if number < least:
+        raise ConfigError(f"{name} must be at least {least}, not {shown(value)}; give a whole "
+                          f"number up to {most}")
+    if number > most:
+        raise ConfigError(f"{name} must be at most {most}, not {shown(value)}")
+    return number
 
 
 def require_choice(name: str, value: object, names: Collection[str]) -> None:
@@ -127,8 +128,9 @@ def _bounded(hint: Any, least: float | None, most: float | None) -> Any:  # noqa
             lambda value: value if isinstance(value, hint) else hint.from_dict(value))]
     if hint is int:
         if least is None:
-            return Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
-        return Annotated[int, Field(ge=int(least), le=LARGEST if most is None else int(most))]
+            least, most = -LARGEST_INTEGER, LARGEST_INTEGER
+        return Annotated[int, BeforeValidator(lambda one: int(one) if is_whole(one) else one),
+                         Field(ge=int(least), le=LARGEST if most is None else int(most))]
     if hint is float:
         return Annotated[float, BeforeValidator(_python_number), Field(ge=least, le=most)]
     if hint is Path:
@@ -166,7 +168,7 @@ def _python_number(value: object) -> int | float:
 
 
 @functools.cache
-def reader_of(hint: Any, least: float | None = None, most: float | None = None) -> Reader:  # noqa: ANN401 -- any type
+def reader_of(hint: Any, least: float | None = None, most: float | None = None) -> Reader:  # noqa: ANN401
     """Return the reader of values of the type `hint`, of which JSON can be the form.
 
     Whole numbers are in the range from `least` to `most` if `least` is given, and other numbers in
@@ -177,52 +179,40 @@ def reader_of(hint: Any, least: float | None = None, most: float | None = None) 
     def read(name: str, value: object) -> Any:  # noqa: ANN401 -- of the type `hint`
         try:
             return adapter.validate_python(value)
-        except ValidationError:
-            pass
-        try:
-            return adapter.validate_python(_python_numbers(value))
         except ValidationError as error:
-            raise _refusal(name, value, error, hint, least, most) from None
+            # of a union, the type that the value fits the furthest says what is wrong
+            found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+        is_union = typing.get_origin(hint) in (Union, UnionType)
+        kinds = [kind for kind in typing.get_args(hint) if kind is not NoneType]
+        _refuse(name, value, found, kinds[0] if is_union else hint, least, most)
 
     return read
 
 
-def _python_numbers(value: object) -> object:
-    """Return a value whose numbers of other libraries, such as numpy's, are Python's."""
-    if isinstance(value, (list, tuple)):
-        return (tuple if isinstance(value, tuple) else list)(map(_python_numbers, value))
-    if isinstance(value, dict):
-        return {key: _python_numbers(each) for key, each in value.items()}
-    number = python_number(value)
-    return value if number is None else number
+def _refuse(name: str, given: object, found: Mapping[str, Any], hint: Any,  # noqa: ANN401
+            least: float | None, most: float | None) -> NoReturn:
+    """Raise the error that says what the value of a setting must be, or a part of it.
 
-
-def _refusal(name: str, given: object, error: ValidationError, hint: Any,  # noqa: ANN401
-             least: float | None, most: float | None) -> ConfigError:
-    """Return the error that says what the value of a setting must be, or a part of it."""
-    # of a union, the type that the value fits the furthest says what is wrong
-    found = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+    `found` is what pydantic says is wrong with the value.
+    """
     kind, value = found["type"], found["input"] if found["loc"] else given
-    kinds = [part for part in typing.get_args(hint) or (hint,) if part is not NoneType]
-    hint = kinds[0] if typing.get_origin(hint) in (Union, UnionType) else hint
     if typing.get_origin(hint) is dict and found["loc"]:
         name = f"{plain(str(found['loc'][0]))} in {name}"
     if hint is int and least is not None:
-        try:
-            require_whole(name, value, int(least), LARGEST if most is None else int(most))
-        except ConfigError as refused:
-            return refused
-    lowest, highest = (sign * sys.float_info.max if bound is None else bound
-                       for sign, bound in ((-1, least), (1, most)))
-    form = FORMS.get(kind, "a number" if least is most is None or hint is int
-                     else f"a number from {lowest:g} to {highest:g}")
+        require_whole(name, value, int(least), LARGEST if most is None else int(most))
     if kind == "literal_error":
         form = f"one of {', '.join(map(str, typing.get_args(hint)))}"
     elif kind in ("missing", "too_long"):
         form, value = f"a list of {len(typing.get_args(hint))} values", given
     elif hint is int:
         form = FORMS["int_type"]
-    return ConfigError(f"{name} must be {form}, not {shown(value)}")
+    elif kind in FORMS or least is most is None:
+        form = FORMS.get(kind, "a number")
+    else:
+        lowest, highest = -sys.float_info.max, sys.float_info.max
+        form = (f"a number from {lowest if least is None else least:g} to "
+                f"{highest if most is None else most:g}")
+    raise ConfigError(f"{name} must be {form}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -252,16 +242,17 @@ class Config:
     @classmethod
     def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
         """Return the settings in `values`, or raise ConfigError."""
-        fields = dataclasses.fields(cls)
-        require(isinstance(values, dict), f"{cls.__name__} needs an object of settings, not "
-                f"{shown(values)}")
-        unknown = sorted(set(values) - {about.name for about in fields})
-        require(not unknown, f"unknown setting {', '.join(map(plain, unknown[:3]))} in "
-                f"{cls.__name__}; known: {', '.join(about.name for about in fields)}")
-        missing = [about.name for about in fields if about.name not in values
-                   and about.default is about.default_factory is dataclasses.MISSING]
-        require(not missing, f"{cls.__name__} needs {', '.join(missing)}; add "
-                f"{'it' if len(missing) == 1 else 'them'}")
+        fields, kind = dataclasses.fields(cls), cls.__name__
+        if not isinstance(values, dict):
+            raise ConfigError(f"{kind} needs an object of settings, not {shown(values)}")
+        known = [about.name for about in fields]
+        if unknown := sorted(set(values).difference(known)):
+            raise ConfigError(f"unknown setting {', '.join(map(plain, unknown[:3]))} in {kind}; "
+                              f"known: {', '.join(known)}")
+        if missing := [about.name for about in fields if about.name not in values
+                       and about.default is about.default_factory is dataclasses.MISSING]:
+            raise ConfigError(f"{kind} needs {', '.join(missing)}; add "
+                              f"{'it' if len(missing) == 1 else 'them'}")
         return cls(**values)
 
 
@@ -328,7 +319,7 @@ class Setting:
         return reader_of(self.hint, self.least, self.most)(shown_name, value)
 
 
-def setting(default: T, help: str = "", metavar: str | None = None, **about: Any) -> T:  # noqa: ANN401 -- of `Setting`
+def setting(default: T, help: str = "", metavar: str | None = None, **about: Any) -> T:  # noqa: ANN401
     """Return a field of a settings class with its default and the attributes of its `Setting`."""
     return field(default=default, metadata={"setting": Setting(help, metavar, **about)})
 

@@ -17,8 +17,7 @@ from superres.checkpoint import (
     CONFIDENCE,
     CONFIG,
     DECODE,
-    read_config,
-    read_stages,
+    read_checkpoint,
     save_entries,
     weights_digest,
 )
@@ -252,26 +251,26 @@ def tuned_folder(folder: Path, target: Path) -> Path:
         ConfigError: there is something else than such a copy at `target`.
         OutputError: the folder cannot be written.
     """
-    stages = read_stages(folder)
+    stages = read_checkpoint(folder).stages
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        own, found = ([weights_digest(stage) for stage in read_stages(one) or [one]]
+        own, found = ([weights_digest(stage.folder) for stage in read_checkpoint(one).networks]
                       if (one / CONFIG).exists() else []
                       for one in (folder, target))
         require(own == found, f"{target} is no copy of {folder}; choose a new folder for --save")
-        for stage in read_stages(target) or [target]:
-            prepare_folder(stage, "--save DIR, or give --no-save")
+        for stage in read_checkpoint(target).networks:
+            prepare_folder(stage.folder, "--save DIR, or give --no-save")
         return target
     prepare_folder(target, "--save DIR, or give --no-save")
-    for one, copied in ((folder, target), *((stage, target / stage.name) for stage in stages)):
-        shutil.copytree(one, copied, dirs_exist_ok=True)
+    for one in (folder, *(stage.folder for stage in stages)):
+        shutil.copytree(one, target if one == folder else target / one.name, dirs_exist_ok=True)
     return target
 
 
 def save_costs_of(engine: str, variant: str, folder: Path, records: Sequence[CostRecord]) -> None:
     """Save the records of an engine and variant in a checkpoint, or in the stages of a cascade in
     their order."""
-    for stage, record in zip(read_stages(folder) or [folder], records, strict=True):
-        save_costs(stage, engine, variant, record)
+    for stage, record in zip(read_checkpoint(folder).networks, records, strict=True):
+        save_costs(stage.folder, engine, variant, record)
 
 
 def save_default(folder: Path, kind: str, options: DecodeConfig,
@@ -282,7 +281,7 @@ def save_default(folder: Path, kind: str, options: DecodeConfig,
     Other entries of its config.json are unchanged; its coefficients too, if `confidence` is None.
     Errors are those of `superres.checkpoint.save_entries`.
     """
-    entries = {DECODE: {**read_config(folder).get(DECODE, {}), kind: options.to_dict()}}
+    entries = {DECODE: {**read_checkpoint(folder).config.get(DECODE, {}), kind: options.to_dict()}}
     if confidence is not None:
         entries[CONFIDENCE] = confidence.to_dict()
     save_entries(folder, entries)

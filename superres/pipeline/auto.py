@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from superres.checkpoint import OpenCheckpoint, open_checkpoint, read_network
+from superres.checkpoint import Checkpoint, open_checkpoint
 from superres.config import DEFAULT_CHECKPOINT
 from superres.errors import CheckpointError, ConfigError
 from superres.pipeline.translator import Translator
@@ -17,7 +17,7 @@ PIPELINES: dict[str, type[Upscaler] | type[Translator]] = {Upscaler.task: Upscal
 """Pipelines by task."""
 
 
-def checkpoint_task(name_or_dir: str | Path | OpenCheckpoint) -> str:
+def checkpoint_task(name_or_dir: str | Path | Checkpoint) -> str:
     """Return the task of a checkpoint; raise CheckpointError if it is missing or damaged, or its
     task is unknown."""
     checkpoint = open_checkpoint(name_or_dir)
@@ -39,7 +39,7 @@ def face_task(name_or_dir: str | Path) -> FaceTask:
         raise CheckpointError(f"checkpoint {name_or_dir} is for the task {task!r}, not "
                               f"{FaceTask.name}")
     try:
-        stages = [FaceTask.of(read_network(stage)) for stage in checkpoint.stages or [checkpoint]]
+        stages = [FaceTask.of(one.network) for one in checkpoint.networks]
         return FaceTask(stages[0].source, stages[-1].target,
                         tuple(stage.source for stage in stages[1:]))
     except ConfigError as error:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
 import torch
 
-from superres.checkpoint import (
-    OpenCheckpoint,
-    load_checkpoint,
-    open_checkpoint,
-    read_confidence,
-    read_decode_default,
-    weights_digest,
-)
+from superres.checkpoint import Checkpoint, load_checkpoint, open_checkpoint, weights_digest
 from superres.config import (
     BeamConfig,
     CostTable,
@@ -145,7 +138,7 @@ class Pipeline:
 
     @classmethod
     def load(
-        cls: type[PipelineT], name_or_dir: str | Path | OpenCheckpoint | None = None,
+        cls: type[PipelineT], name_or_dir: str | Path | Checkpoint | None = None,
         device: str = "auto", engine: str = "auto",
     ) -> PipelineT:
         """Load a checkpoint.
@@ -165,14 +158,14 @@ class Pipeline:
         checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         folder, where = checkpoint.folder, pick_device(device)
         # what may be damaged, before anything takes time
-        confidence, costs = read_confidence(checkpoint), read_costs(folder)
+        confidence, costs = checkpoint.confidence, read_costs(folder)
         model, name, revision = (load_checkpoint(checkpoint), folder.resolve().name,
                                  weights_digest(folder))
         cls._check_task(model.config, name)
         arguments = cls._task_arguments(folder, model)
         if where.type != "cpu" and device == engine == "auto":
             where = fastest_device(model, cls.end_token, revision, where)
-        default = read_decode_default(checkpoint, where.type)
+        default = checkpoint.decode_default(where.type)
         pipeline = cls(model, name, revision, where.type, default, engine, **arguments)
         pipeline.proposers.folder, pipeline.block_sizes.confidence, pipeline.costs = (
             folder, confidence, costs)

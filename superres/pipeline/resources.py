@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from superres.checkpoint import find_checkpoint, load_checkpoint, read_network, read_task_files
+from superres.checkpoint import load_checkpoint, open_checkpoint, read_task_files
 from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
@@ -80,22 +80,22 @@ class Proposers:
         return str(found) if found.exists() else None
 
     def _draft(self, name: str) -> DraftProposer:
-        folder = find_checkpoint(name)
-        network = read_network(folder)
+        draft = open_checkpoint(name)
+        network = draft.network
         for what in ("task", "languages", "vocabulary", "source_shape", "target_shape"):
             mine, theirs = getattr(network, what), getattr(self.network, what)
             require(mine == theirs, f"the draft model {name} has {what} {mine}, the verifier "
                     f"{theirs}; choose a draft that was trained for it")
-        for file, content in read_task_files(folder, network.task).items():
+        for file, content in read_task_files(draft.folder, network.task).items():
             require(content == self.files.get(file, content), f"the {file} of the draft model "
                     f"{name} differs from the verifier's, so its tokens have other meanings; "
                     "choose a draft that was trained with the same file")
-        model = load_checkpoint(folder).to(self.device).requires_grad_(False)
+        model = load_checkpoint(draft).to(self.device).requires_grad_(False)
         # A draft decodes step by step, which no kernel of whole rows does.
         engine = "plain" if self.device.type == "cuda" else self.engine
-        draft = step_model(model, self.end_token, engine)
-        use_costs(draft, read_costs(folder))
-        return DraftProposer(draft)
+        step = step_model(model, self.end_token, engine)
+        use_costs(step, read_costs(draft.folder))
+        return DraftProposer(step)
 
     def _ngrams(self, name: str) -> NgramProposer:
         proposer = NgramProposer(NgramTable.read(Path(name)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from superres.checkpoint import OpenCheckpoint, open_checkpoint, read_reliability
+from superres.checkpoint import Checkpoint, open_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require_whole
 from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
 from superres.decoding.noise import noise_keys
@@ -79,16 +79,16 @@ class Upscaler(Pipeline):
 
     @classmethod
     def load(
-        cls, name_or_dir: str | Path | OpenCheckpoint | None = None, device: str = "auto",
+        cls, name_or_dir: str | Path | Checkpoint | None = None, device: str = "auto",
         engine: str = "auto",
     ) -> Upscaler:
         """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
         checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         upscaler, *following = (super(Upscaler, cls).load(stage, device, engine)
-                                for stage in checkpoint.stages or [checkpoint])
+                                for stage in checkpoint.networks)
         for stage in following:
             upscaler = stage.after(upscaler, checkpoint.folder.resolve().name)
-        reliability = read_reliability(checkpoint)
+        reliability = checkpoint.reliability
         if reliability is not None and reliability.revision == upscaler.revision:
             upscaler.reliability = reliability
         return upscaler

@@ -13,10 +13,11 @@ import torch
 from accelerate import PartialState
 from torch import nn
 
-from superres.checkpoint import load_checkpoint, load_weights
+from superres.checkpoint import load_checkpoint
 from superres.config import ModelConfig, require
 from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
+from superres.nn.weights import load_weights
 from superres.pipeline.choose import pick_device
 from superres.system.machine import free_bytes, usable_cores
 from superres.training.muon import Muon

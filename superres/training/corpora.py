@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from superres.checkpoint import find_checkpoint, read_config, read_stages
+from superres.checkpoint import open_checkpoint, read_checkpoint
 from superres.config import PRESETS, ModelConfig, require
 from superres.errors import InvalidInputError
 from superres.evaluation.text import bleu
@@ -89,8 +89,8 @@ def network_of(stage: Stage) -> ModelConfig:
 def _continued_network(stage: Stage, start: str) -> ModelConfig:
     layer = {} if stage.head_layer is None else {"head_layer": stage.head_layer}
     changes = {name: value for name, value in stage.network.items() if name in SIZES}
-    network = ModelConfig.from_dict({**read_config(checkpoint_of(stage, start))["model"], **changes,
-                                     **layer})
+    known = read_checkpoint(checkpoint_of(stage, start)).config["model"]
+    network = ModelConfig.from_dict({**known, **changes, **layer})
     languages = None if stage.languages is None else parse_languages(stage.languages)
     require(languages in (None, network.languages), f"{start} translates "
             f"{'-'.join(network.languages) or 'nothing'}, not {stage.languages}; leave --languages "
@@ -130,11 +130,11 @@ def find_network(name: str) -> Path:
         CheckpointError: there is no checkpoint `name`.
         ConfigError: it is a cascade of several networks.
     """
-    folder = find_checkpoint(name)
-    stages = [stage.name for stage in read_stages(folder)]
+    checkpoint = open_checkpoint(name)
+    stages = [stage.folder.name for stage in checkpoint.stages]
     require(not stages, f"{name} has {len(stages)} stages, which are trained one at a time; name "
             f"{' or '.join(stages)}")
-    return folder
+    return checkpoint.folder
 
 
 def check_paths(stage: Stage, network: ModelConfig) -> None:
@@ -144,7 +144,7 @@ def check_paths(stage: Stage, network: ModelConfig) -> None:
     if stage.vocabulary is not None:
         translation.read_vocabulary(stage.vocabulary)
     if stage.teacher is not None:
-        read_config(checkpoint_of(stage, stage.teacher))
+        read_checkpoint(checkpoint_of(stage, stage.teacher))
     check_folder(stage.output)
 
 

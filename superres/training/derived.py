@@ -13,8 +13,7 @@ from pathlib import Path
 from superres.checkpoint import (
     CONFIG,
     bundled_checkpoints,
-    find_checkpoint,
-    read_stages,
+    open_checkpoint,
     replaced_folder,
     weights_digest,
 )
@@ -76,7 +75,7 @@ def join(names: list[str], folder: Path) -> None:
     """
     require(not folder.exists(), f"{folder} exists; choose a new folder")
     bundled = {(bundled_folder() / name).resolve(): name for name in bundled_checkpoints()}
-    stages = [stage for one in map(find_checkpoint, names) for stage in (read_stages(one) or [one])]
+    stages = [stage.folder for one in map(open_checkpoint, names) for stage in one.networks]
     require(len(stages) > 1, "a cascade has at least two stages; name the first one first")
     loaded = [Upscaler.load(stage, "cpu") for stage in stages]
     whole = functools.reduce(lambda first, last: last.after(first, folder.name), loaded)

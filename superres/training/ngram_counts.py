@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from superres.checkpoint import find_checkpoint, read_network
+from superres.checkpoint import open_checkpoint
 from superres.config import require_whole
 from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
 from superres.errors import InvalidInputError
@@ -28,15 +28,15 @@ def count_targets(
         InvalidInputError: the data cannot be used.
         ConfigError: a number is out of range, or the checkpoint is for another task.
     """
-    folder = find_checkpoint(checkpoint)
-    network = read_network(folder)
+    opened = open_checkpoint(checkpoint)
+    network = opened.network
     table = NgramTable(order, network.vocabulary, network.channels)
     require_whole("--least", least)
     require_whole("--most", most)
     if network.task == translation.name:
         languages = network.languages[0], network.languages[1]
         pairs = translation.read_pairs(data, languages, limit)
-        rows = [np.array(row) for row in translation.Codec.read(folder).split(pairs.target)]
+        rows = [np.array(row) for row in translation.Codec.read(opened.folder).split(pairs.target)]
     else:
         rows = list(encode(read_faces(data, FaceTask.of(network), "train", limit).hr))
     if not rows:

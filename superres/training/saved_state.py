@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from superres.checkpoint import load_weights, read_tensors, replaced_folder
+from superres.checkpoint import replaced_folder
 from superres.config import REQUIRED, Config, ModelConfig, setting
 from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
+from superres.nn.weights import load_weights, read_tensors
 from superres.system.json_files import read_json
 from superres.training.stage import Stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from superres.checkpoint import find_checkpoint, read_network
+from superres.checkpoint import open_checkpoint
 from superres.config import require
 from superres.tasks import translation
 from superres.tasks.shortlist import Shortlists, make_shortlists
@@ -22,11 +22,11 @@ def learn_shortlists(checkpoint: str, data: str | Path, limit: int | None = None
         InvalidInputError: the data cannot be used.
         ConfigError: the checkpoint is for another task.
     """
-    folder = find_checkpoint(checkpoint)
-    network = read_network(folder)
+    opened = open_checkpoint(checkpoint)
+    network = opened.network
     require(network.task == translation.name, f"checkpoint {checkpoint} is for {network.task}; "
             "shortlists are for text")
-    codec = translation.Codec.read(folder)
+    codec = translation.Codec.read(opened.folder)
     pairs = translation.read_pairs(data, (network.languages[0], network.languages[1]), limit)
     return make_shortlists(codec.split(pairs.source), codec.split(pairs.target), network.vocabulary,
                            domain=domain)

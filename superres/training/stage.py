@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from superres.config import DEVICES, HEAD_LAYERS, PRESETS, Config, documented, require, setting
+from superres.errors import shown
 
 HEAD_LOSSES = ("all-heads", "random-head")
 HEAD_TARGETS = ("p1", "tokens")
@@ -149,7 +150,8 @@ class Stage(Config):
                                "PATH")
     more: tuple[Path, ...] = setting((), "Text: more pairs PATH.en and PATH.de, for the stages "
                                      "that use them.", "PATH")
-    start: str | None = setting(None, "Checkpoint to start from.", "NAME|DIR")
+    start: str | None = setting(None, "Checkpoint whose weights training starts from.",
+                                "NAME|DIR")
     preset: str = setting("base", "Network to train without --start.", choices=tuple(PRESETS))
     prediction_heads: int | None = setting(None, "Prediction heads p1..pk.", "K",
                                            unset="as in --start, or 10", least=1, most=2**10)
@@ -211,7 +213,7 @@ class Stage(Config):
                 f"without freeze_base and label_smoothing, not for {self.stage}")
         require(self.head_layer is None or (self.head_layer in HEAD_LAYERS and self.trains_heads),
                 f"head_layer must be one of {', '.join(HEAD_LAYERS)}, in a stage that trains "
-                f"heads, not {self.head_layer!r}")
+                f"heads, not {shown(self.head_layer)}")
 
     @property
     def trains_heads(self) -> bool:

@@ -4,7 +4,7 @@ default never is."""
 from __future__ import annotations
 
 import pytest
-from textual import sentences, write_checkpoint, write_pairs
+from textual import write_checkpoint
 
 from superres.cli.main import run
 from superres.config import DecodeConfig
@@ -13,7 +13,6 @@ from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.evaluation.tuning import save_default
 from superres.pipeline.resolved_options import combined, dependent_on
-from tests.cli.test_cli import data, loaded, refusal  # noqa: F401 -- fixtures
 
 HEADS = 10
 OF_CRITERIA = dependent_on("accept")
@@ -101,67 +100,12 @@ def test_a_default_that_contradicts_what_is_given_gives_way(default, given):
     assert {name: getattr(options, name) for name in given} == given
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
-
-
-LIKELIHOOD = "with --likelihood-only, which decodes nothing; leave it out"
-REFUSED = [
-    *((f"{command} {options}", message) for command in ("upscale in --output out", "evaluate "
-                                                        "images --data dev.npz")
-      for options, message in (
-          ("--epsilon 2", "--epsilon 2 has no effect with --accept exact; leave it out, or give "
-           "--accept distance"),
-          ("--block-size 4 --min-block 5", "min-block 5 is larger than the block size 4"),
-          ("--min-block 11", "min-block 11 is larger than the block size 10"))),
-    *((f"{command} --checkpoint TOY {options}", message)
-      for command in ("translate dog", "evaluate text --data pairs")
-      for options, message in (
-          ("--top-k 2", "--top-k 2 has no effect with --accept exact; leave it out, or give "
-           "--accept top-k"),
-          ("--block-size 2 --min-block 2 --accept top-k", "--accept top-k has no effect with "
-           "--min-block 2"))),
-    ("upscale in --output out --workers 2", "--workers"),
-    ("evaluate images --data dev.npz --split valid",
-     "--split valid has no effect on dev.npz, which is not a CelebA root and has no splits; leave "
-     "it out"),
-    ("evaluate images --data root --split test", "annotation files"),
-    ("tune --data in --split test --max-bits-loss 1", "--split test has no effect on in"),
-    *((f"evaluate images --data dev.npz --likelihood-only {options}", f"{options} has no effect "
-       f"{LIKELIHOOD}")
-      for options in ("--samples 2", "--no-greedy", "--same-person", "--sheet s.png",
-                      "--engine plain", "--temperature 0.9", "--consistent")),
-    ("translate dog --length-penalty 0.6",
-     "--length-penalty 0.6 has no effect without beam search; leave it out, or give --beam 4"),
-    ("translate dog --beam 2 --trace", "--trace has no effect with --beam 2"),
-    ("translate dog --beam 2 --block-size 3", "leave out --block-size 3"),
-    ("evaluate text --data pairs --beam 0 --length-penalty 1", "--length-penalty 1.0 has no effect "
-     "with --beam 0"),
-    ("survey create faces --images dev.npz --store s.db --method-a name=k6,block_size=6,epsilon=4 "
-     "--method-b nearest",
-     "the method 'k6': epsilon=4 has no effect with accept=exact; leave it out, or give "
-     "accept=distance"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), REFUSED)
-def test_a_command_line_with_an_option_without_effect_is_refused(
-    loaded, data, checkpoint, capsys, monkeypatch, line, message,  # noqa: F811
-):
-    monkeypatch.chdir(data)
-    (data / "root" / "celeba" / "img_align_celeba").mkdir(parents=True)
-    write_pairs(sentences(2), data / "pairs")
-    assert message in refusal(capsys,
-                              *(checkpoint if word == "TOY" else word for word in line.split()))
-    assert not (data / "out").exists()
-
-
-def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, capsys):
+@pytest.mark.slow
+def test_a_saved_default_makes_an_option_meaningful(checkpoint, tmp_path, refused, capsys):
     folder = write_checkpoint(tmp_path / "tuned")
     save_default(folder, "cpu", DecodeConfig(accept="top-k", top_k=2, block_size=3, window=7))
     words = ["translate", "dog", "--device", "cpu", "--checkpoint"]
     assert run([*words, str(folder), "--top-k", "3"]) == 0
     assert run([*words, str(folder), "--accept", "exact"]) == 0
     capsys.readouterr()
-    assert "--top-k 3 has no effect" in refusal(capsys, *words, checkpoint, "--top-k", "3")
+    assert "--top-k 3 has no effect" in refused(*words, checkpoint, "--top-k", "3")

@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 from stores import faulty_store
-from textual import sentences, write_checkpoint, write_pairs
+from textual import sentences, write_pairs
 
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
@@ -21,148 +21,79 @@ from superres.system.places import known_place
 LINES = ["the man sees a dog", "", "a red house", "dog"]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "toy")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wanted(checkpoint):
     return load(checkpoint, "cpu")(LINES).texts
 
 
-def command(*words):
-    return run([str(word) for word in words])
+@pytest.fixture
+def translate(checkpoint, capsys):
+    """Run `superres translate` with the toy network; returns its code, and the lines of its output
+    and of its messages."""
+    def translated(*words):
+        code = run(["translate", "--checkpoint", checkpoint, "--device", "cpu", *map(str, words)])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err.splitlines()
+
+    return translated
 
 
-def translate(checkpoint, *words):
-    return command("translate", "--checkpoint", checkpoint, "--device", "cpu", *words)
+def test_lines_are_arguments_or_standard_input(checkpoint, wanted, translate, monkeypatch, refused):
+    def standard_input(text):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    assert translate(*LINES)[:2] == translate("\n".join(LINES))[:2] == (0, wanted)
+    standard_input("\n".join(LINES) + "\n")
+    assert translate("--batch-size", 1)[:2] == (0, wanted)
+    standard_input("")
+    assert "standard input is empty" in refused("translate", "--checkpoint", checkpoint)
 
 
-def refusal(capsys, *words):
-    """Run a command that is refused; returns its one line."""
-    assert command(*words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert line.startswith("superres: ")
-    return line
-
-
-def standard_input(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
-@pytest.mark.parametrize("words", [LINES, ["\n".join(LINES)]], ids=["lines", "one argument"])
-def test_arguments_are_lines(checkpoint, wanted, capsys, words):
-    assert translate(checkpoint, *words) == 0
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
-
-
-def test_standard_input_goes_to_standard_output(checkpoint, wanted, capsys, monkeypatch):
-    standard_input(monkeypatch, ("\n".join(LINES) + "\n").encode())
-    assert translate(checkpoint, "--batch-size", 1) == 0
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in wanted)
-    standard_input(monkeypatch, b"")
-    assert "standard input is empty" in refusal(capsys, "translate", "--checkpoint", checkpoint)
-
-
-def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(checkpoint, wanted, tmp_path,
-                                                                capsys):
+def test_a_file_goes_to_a_file_with_a_summary_on_standard_error(wanted, translate, tmp_path):
     (tmp_path / "in.txt").write_text("".join(f"{line}\r\n" for line in LINES))
     output = tmp_path / "new" / "out.txt"
-    assert translate(checkpoint, "--input", tmp_path / "in.txt", "--output", output) == 0
-    assert output.read_text() == "".join(f"{text}\n" for text in wanted)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "superres: 4 lines in " in captured.err
-    assert "mean accepted block size" in captured.err
+    code, printed, said = translate("--input", tmp_path / "in.txt", "--output", output)
+    assert (code, printed) == (0, [])
+    assert output.read_text().splitlines() == wanted
+    assert said[-1].startswith("superres: 4 lines in ")
+    assert "mean accepted block size" in said[-1]
     assert [path.name for path in output.parent.iterdir()] == ["out.txt"]
 
 
-def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, capsys):
-    assert translate(checkpoint, LINES[0], "--trace", "--block-size", 2) == 0
-    captured = capsys.readouterr()
+def test_the_trace_lists_the_steps_with_their_accepted_tokens(checkpoint, translate):
+    _, printed, said = translate(LINES[0], "--trace", "--block-size", 2)
     trace, = load(checkpoint, "cpu")(LINES[:1], DecodeConfig(block_size=2)).traces
-    steps = [line for line in captured.err.splitlines() if line.startswith("Step ")]
-    assert len(steps) == trace.iterations
-    counts = [int(step.split()[2]) for step in steps]
-    assert counts == trace.accepted
-    assert steps[0].startswith(f"Step 1 {counts[0]:>4} token")
+    steps = [line for line in said if line.startswith("Step ")]
+    assert [int(step.split()[2]) for step in steps] == trace.accepted
+    assert steps[0].startswith(f"Step 1 {trace.accepted[0]:>4} token")
     assert steps[0].endswith("]")
-    assert "Step" not in captured.out
+    assert len(printed) == 1
 
 
-def test_beam_search_is_an_option_without_blocks(checkpoint, capsys):
-    assert translate(checkpoint, *LINES, "--beam", 3, "--length-penalty", 1.0) == 0
+def test_beam_search_is_an_option_without_blocks(checkpoint, translate):
     texts = load(checkpoint, "cpu")(LINES, BeamConfig(3, 1.0)).texts
-    assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
-    line = refusal(capsys, "translate", "a", "--checkpoint", checkpoint, "--beam", 3,
-                   "--block-size", 2)
-    assert "--beam searches without blocks; leave out --block-size" in line
+    assert translate(*LINES, "--beam", 3, "--length-penalty", 1.0)[:2] == (0, texts)
 
 
 @pytest.mark.parametrize("options", [(), ("--beam", 2)])
-def test_a_line_of_many_sentences_is_one_line(checkpoint, capsys, options):
-    line = "The man sees a dog. " * 8
-    assert translate(checkpoint, "dog", line, *options) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (["--accept", "distance"], "exact, top-k, not 'distance'"),
-    (["--block-size", "5"], "4 prediction heads"),
-    (["--temperature", "0.9,0.7,0.7"], "give one temperature"),
-    (["--batch-size", "0"], "must be at least 1"), (["--beam", "0"], "beam must be at least 1, not "
-                                                    "0"),
-    (["--languages", "en-fr"], "translates en-de, not en-fr"),
-    (["--languages", "english"], "unknown languages 'english'"),
-    (["--epsilon", "2"], "No such option: --epsilon"),
-    (["--input", "in.txt"], "give either text or --input in.txt, not both"),
-    (["--checkpoint", "celeba-8to32"], "celeba-8to32 is for the task 'faces', not translation"),
-])
-def test_bad_usage_is_one_line_and_code_2(checkpoint, capsys, options, message):
-    assert message in refusal(capsys, "translate", "a dog", "--checkpoint", checkpoint, *options)
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "in.txt is empty; give a text of at least one line"),
-    (b"a dog\nb\xffd\n", "in.txt, line 2: byte 2 (0xff) is not UTF-8; convert the file"),
-    (None, "in.txt cannot be read: No such file"),
-    ("dog\n".encode("utf-16-le"), "in.txt is UTF-16 without a byte order mark; convert it to "
-     "UTF-8"),
-])
-def test_input_that_cannot_be_used_leaves_no_output(checkpoint, tmp_path, capsys, content, message):
-    if content is not None:
-        (tmp_path / "in.txt").write_bytes(content)
-    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
-    assert message in refusal(capsys, "translate", "--checkpoint", checkpoint, *words)
-    assert not (tmp_path / "out.txt").exists()
+def test_a_line_of_many_sentences_is_one_line(translate, options):
+    code, printed, _ = translate("dog", "The man sees a dog. " * 8, *options)
+    assert (code, len(printed)) == (0, 2)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_a_line_that_cannot_be_translated_fails_alone(checkpoint, tmp_path, capsys, encoding):
+def test_a_line_that_cannot_be_translated_fails_alone(checkpoint, translate, tmp_path, encoding):
     (tmp_path / "in.txt").write_text(f"dog\n{'x' * 3000}\nä man", encoding=encoding)
-    words = ["--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt"]
-    assert translate(checkpoint, *words) == 1
-    assert "line 2: a word is longer than the 24 tokens" in capsys.readouterr().err
-    assert (tmp_path / "out.txt").read_text().split("\n") == [
-        *load(checkpoint, "cpu")(["dog", "", "ä man"]).texts, ""]
+    code, printed, said = translate("--input", tmp_path / "in.txt")
+    assert (code, printed) == (1, load(checkpoint, "cpu")(["dog", "", "ä man"]).texts)
+    assert "line 2: a word is longer than the 24 tokens" in "".join(said)
 
 
-def test_the_output_replaces_no_input_and_no_folder(checkpoint, tmp_path, capsys):
-    (tmp_path / "in.txt").write_text("a\n")
-    words = ["translate", "--checkpoint", checkpoint, "--input", tmp_path / "in.txt", "--output"]
-    assert "would replace the input" in refusal(capsys, *words, tmp_path / "in.txt")
-    assert "cannot write" in refusal(capsys, *words, tmp_path)
-    assert (tmp_path / "in.txt").read_text() == "a\n"
-
-
+@pytest.mark.slow
 def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, tmp_path, capsys):
     data = write_pairs(sentences(6), tmp_path / "dev")
-    words = ["evaluate", "text", "--checkpoint", checkpoint, "--data", data, "--device", "cpu",
-             "--json", "--limit", 5]
-    assert command(*words) == 0
+    assert run(["evaluate", "text", "--checkpoint", checkpoint, "--data", str(data), "--device",
+                "cpu", "--json", "--limit", "5"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["sentences"], report["languages"], report["batch_size"]) == (5, "en-de", 1)
     assert report["config"]["block_size"] == 4
@@ -179,65 +110,57 @@ def test_the_report_holds_quality_acceptance_and_time_of_each_way(checkpoint, tm
     assert blockwise["bleu"] == greedy["bleu"]
     assert report["identical_to_greedy"] == 1
     assert blockwise["seconds_per_sentence"] > 0
-    for options, message in ((["--limit", "0"], "limit must be at least 1, not 0"),
-                             (["--languages", "de-en"], "translates en-de, not de-en"),
-                             (["--data", "nowhere"], "no parallel text nowhere.en and nowhere.de")):
-        words = ["evaluate", "text", "--data", data, "--checkpoint", checkpoint, *options]
-        assert message in refusal(capsys, *words)
 
 
-def test_translations_are_written_in_order_before_further_lines_begin(checkpoint, tmp_path,
-                                                                      monkeypatch):
+def test_each_line_is_cut_once_and_its_noise_is_that_of_its_number(checkpoint, monkeypatch):
     monkeypatch.setattr(text, "TOGETHER", 1)
     lines, options = [*LINES, *reversed(LINES)], DecodeConfig(temperature=0.9)
     translator, cut = load(checkpoint, "cpu"), []
     segments = translator.codec.segments
-    monkeypatch.setattr(translator.codec, "segments", lambda line: cut.append(line)
-                        or segments(line))
+    monkeypatch.setattr(translator.codec, "segments",
+                        lambda line: cut.append(line) or segments(line))
+    summary = text.TranslationSummary()
     results = list(text.translate_lines(lines, translator, options, 2))
-    assert cut == lines  # each line is cut once
+    assert cut == lines
     assert [len(result.texts) for result in results] == [2] * (len(lines) // 2)
-    # The noise of a line is that of its number in the whole text.
     assert [line for result in results for line in result.texts] == translator(lines, options).texts
+    for result in results:
+        summary.add(result)
+    assert str(summary).startswith(f"{len(lines)} lines in ")
+
+
+def test_a_text_is_replaced_whole_or_not_at_all(tmp_path):
     output = tmp_path / "out.txt"
     output.write_text("before\n")
     with text.line_writer(output) as write:
         write(["a", "b"])
         assert output.read_text() == "before\n"
         write(["c"])
-    assert output.read_text() == "a\nb\nc\n"
     with pytest.raises(AttributeError), text.line_writer(output) as write:
         write(["d", None.missing])
     assert output.read_text() == "a\nb\nc\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
-    summary = text.TranslationSummary()
-    for result in results:
-        summary.add(result)
-    assert summary.lines == len(lines)
-    assert str(summary).startswith(f"{len(lines)} lines in ")
 
 
 @pytest.mark.slow
-def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, capsys):
+def test_text_of_a_store_is_translated_into_it(checkpoint, wanted, tmp_path, monkeypatch, refused,
+                                               translate):
     pytest.importorskip("s3fs", reason="the cloud extra is not installed")
     with faulty_store(monkeypatch) as store:
         known_place(f"{store}/in.txt").write("\n".join(LINES).encode())
-        assert translate(checkpoint, "--input", f"{store}/in.txt", "--output",
-                         f"{store}/below/out.txt") == 0
+        code, *_ = translate("--input", f"{store}/in.txt", "--output", f"{store}/below/out.txt")
+        assert code == 0
         assert known_place(f"{store}/below/out.txt").read(10_000).decode().splitlines() == wanted
-        assert translate(checkpoint, "--input", f"{store}/in.txt") == 0
-        assert capsys.readouterr().out.splitlines() == wanted
-        assert refusal(capsys, "translate", "--checkpoint", checkpoint, "--input",
-                       f"{store}/in.txt", "--output",
-                       f"{store}/in.txt").count("would replace the input") == 1
-        assert "s3://faces/none.txt does not exist" in refusal(
-            capsys, "translate", "--checkpoint", checkpoint, "--input", f"{store}/none.txt")
-        assert "web servers are only read" in refusal(
-            capsys, "translate", "a dog", "--checkpoint", checkpoint, "--output",
-            "https://localhost/out.txt")
+        assert translate("--input", f"{store}/in.txt")[:2] == (0, wanted)
+        for words, message in (
+            (["--input", f"{store}/in.txt", "--output", f"{store}/in.txt"], "replace the input"),
+            (["--input", f"{store}/none.txt"], "s3://faces/none.txt does not exist"),
+            (["dog", "--output", "https://localhost/out.txt"], "web servers are only read"),
+        ):
+            assert message in refused("translate", "--checkpoint", checkpoint, *words)
         # What cannot be stored is kept, and the message says where.
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        said = refusal(capsys, "translate", *LINES, "--checkpoint", checkpoint, "--output",
+        said = refused("translate", *LINES, "--checkpoint", checkpoint, "--output",
                        "s3://elsewhere/out.txt")
     (kept,) = tmp_path.glob("superres-*.txt")
     assert said.endswith(f"what was written is in {kept}")

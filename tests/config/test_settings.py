@@ -59,23 +59,18 @@ def test_a_new_field_is_an_option_with_its_help_and_a_key_of_a_survey(monkeypatc
         call(FACES, "--patience", "long")
 
 
+@pytest.mark.slow
 def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface(monkeypatch):
     gr = pytest.importorskip("gradio")
-    from superres.web.controls import (
-        CONTROLS,
-        Control,
-        decoding_controls,
-        named,
-        offered,
-        options_of,
-    )
+    from superres.web import controls as page
 
-    monkeypatch.setitem(CONTROLS, "patience", Control("Patience", 9))
-    monkeypatch.setitem(CONTROLS, "careful", Control("Careful", tasks=(FACES, TRANSLATION)))
-    monkeypatch.setitem(CONTROLS, "fan", Control("Fan"))
+    monkeypatch.setitem(page.CONTROLS, "patience", page.Control("Patience", 9))
+    monkeypatch.setitem(page.CONTROLS, "careful",
+                        page.Control("Careful", tasks=(FACES, TRANSLATION)))
+    monkeypatch.setitem(page.CONTROLS, "fan", page.Control("Fan"))
     with gr.Blocks():
-        *_, patience, careful, fan = decoding_controls(Toy(), 10)
-        text = decoding_controls(Toy(), 10, TRANSLATION)
+        *_, patience, careful, fan = page.decoding_controls(Toy(), 10)
+        text = page.decoding_controls(Toy(), 10, TRANSLATION)
     assert (type(patience), type(careful), type(fan)) == (gr.Slider, gr.Checkbox, gr.Number)
     assert (patience.label, patience.info, patience.value) == ("Patience", "Steps to wait.", 3)
     assert (patience.minimum, patience.maximum) == (1, 9)
@@ -83,13 +78,10 @@ def test_a_new_field_with_a_control_is_on_the_page_and_in_its_interface(monkeypa
     assert not fan.visible  # no criterion reads it
     assert [control.label for control in text] == ["Block size", "Acceptance", "Top k", "Careful"]
     values = [control.value for control in text]
-    assert options_of(Toy(), [*values[:-1], True], TRANSLATION) == Toy(careful=True)
+    assert page.options_of(Toy(), [*values[:-1], True], TRANSLATION) == Toy(careful=True)
     with pytest.raises(ConfigError, match="careful must be true or false, not 'yes'"):
-        options_of(Toy(), [*values[:-1], "yes"], TRANSLATION)
-
-    handler = named(lambda lines, *values: [lines, *values], *offered(Toy(), TRANSLATION))
-    assert [name for name, *_ in gr.utils.get_function_params(handler)] == [
-        "lines", "block_size", "accept", "top_k", "careful"]
+        page.options_of(Toy(), [*values[:-1], "yes"], TRANSLATION)
+    handler = page.named(lambda lines, *values: [lines, *values], *page.offered(Toy(), TRANSLATION))
     assert handler("a", 1, "exact", 2, True) == ["a", 1, "exact", 2, True]
 
 

@@ -163,7 +163,7 @@ BATCH = {"blocks": [1, 2], "alone": 1}
         ("9" * 9, "whole numbers of rows"))),
     *(({"native": {"v": {"batches": {"1": {**BATCH, **change}}}}}, message) for change, message in (
         ({"blocks": []}, "must have 1 to 1024 numbers, not 0"),
-        ({"blocks": [1, 0]}, "blocks must be numbers from"),
+        ({"blocks": [1, 0]}, "blocks must be a number from"),
         ({"blocks": [1, "2"]}, "blocks must be a number, not '2'"),
         ({"blocks": [1] * 2000}, "blocks must have 1 to"), ({"alone": -1}, "alone must be"),
         ({"alone": True}, "alone must be"), ({"threads": 0}, "threads must be at"),

@@ -365,11 +365,10 @@ def test_rows_share_a_program_only_if_their_sums_keep_their_order():
 ORDERS = """
 import sys, torch
 from fakes import random_model
-from superres.checkpoint import read_network
-from superres.system.folders import bundled_folder
+from superres.checkpoint import open_checkpoint
 from superres.gpu.decoder import compiled_for
 from superres.gpu.weights import HALF, HALF_PAIRS
-network = random_model(read_network(bundled_folder() / sys.argv[1]), dtype=torch.float32)
+network = random_model(open_checkpoint(sys.argv[1]).network, dtype=torch.float32)
 settings = {"greedy": {}, "limits": {"E": 16}, "sampled": {"SAMPLED": True, "FILTERED": True}}
 one, two = (compiled_for(network, True, tuning=tuning, **settings[sys.argv[2]]).sums
             for tuning in (HALF, HALF_PAIRS))
@@ -403,10 +402,9 @@ RESOURCES = """
 import re, subprocess, sys, torch, triton
 from pathlib import Path
 from fakes import random_model
-from superres.checkpoint import read_network
-from superres.system.folders import bundled_folder
+from superres.checkpoint import open_checkpoint
 from superres.gpu.decoder import compiled_for
-network = random_model(read_network(bundled_folder() / "celeba-8to32"), dtype=torch.float32)
+network = random_model(open_checkpoint("celeba-8to32").network, dtype=torch.float32)
 made = compiled_for(network, sys.argv[1] == "half")
 Path("kernel.cubin").write_bytes(made.cubin)
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -14,7 +14,7 @@ import torch
 from fakes import TINY, random_model, save_cascades
 from PIL import Image
 
-from superres.checkpoint import read_config, save_checkpoint
+from superres.checkpoint import read_checkpoint, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, Reliability
 from superres.decoding.batching import feed_of
@@ -294,7 +294,7 @@ def calibrated(folder, two, tmp_path, rng, capsys):
 
 def test_one_command_calibrates_a_checkpoint_and_keeps_its_other_entries(calibrated, two):
     place, report, drawn = calibrated
-    document = read_config(place)
+    document = read_checkpoint(place).config
     assert document["stages"] == ["from-2", "from-4"]
     found = Reliability.from_dict(document["reliability"])
     assert (found.revision, found.coverage, found.tolerance) == (two.revision, 0.6, 25)
@@ -314,7 +314,7 @@ def test_a_calibration_of_other_weights_is_not_used_and_a_damaged_one_is_refused
     network = replace(TINY, source_shape=(4, 4, 3), target_shape=(8, 8, 3))
     save_checkpoint(random_model(network, seed=9, dtype=torch.float32), place.parent / "from-4")
     assert Upscaler.load(place, "cpu").reliability is None
-    document = read_config(place)
+    document = read_checkpoint(place).config
     document["reliability"]["threshold"] = -1
     (place / "config.json").write_text(json.dumps(document))
     with pytest.raises(CheckpointError, match=r"reliability is damaged .* run superres calibrate "

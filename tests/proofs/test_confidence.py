@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodes import decode
-from superres.checkpoint import CONFIDENCE, read_confidence, save_checkpoint
+from superres.checkpoint import CONFIDENCE, read_checkpoint, save_checkpoint
 from superres.config import Confidence, CostRecord, DecodeConfig, StepCosts
 from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
@@ -203,7 +203,7 @@ def test_damaged_coefficients_are_refused(values, tmp_path):
         Confidence.from_dict(values)
     save_checkpoint(random_model(SMALL), tmp_path / "c", {CONFIDENCE: values})
     with pytest.raises(CheckpointError, match="damaged"):  # JSON itself has no NaN
-        read_confidence(tmp_path / "c")
+        _ = read_checkpoint(tmp_path / "c").confidence
 
 
 @pytest.mark.parametrize(("options", "kind"), [

@@ -213,8 +213,8 @@ def test_a_process_ends_with_its_caller_whose_script_needs_no_guard(kill, tmp_pa
 
 
 def test_a_child_loads_neither_torch_nor_the_network():
-    script = ("import superres.pictures.untrusted, sys; print(*sorted({name.split('.')[0] for name in "
-              "sys.modules}))")
+    script = ("import superres.pictures.untrusted, sys; "
+              "print(*sorted({name.split('.')[0] for name in sys.modules}))")
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
                             check=True).stdout.split()
     assert {"numpy", "PIL"} <= set(loaded)

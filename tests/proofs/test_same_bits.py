@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from superres.checkpoint import bundled_checkpoints, find_checkpoint, read_stages
+from superres.checkpoint import bundled_checkpoints, open_checkpoint
 from superres.native import build
 
 SETTINGS = {
@@ -26,7 +26,7 @@ SETTINGS = {
              "MKL_ENABLE_INSTRUCTIONS": "AVX2", "SUPERRES_NATIVE": "x86-64-v3"},
 }
 """One process each: the variables of one setting change kernels of different libraries."""
-NAMES = [name for name in bundled_checkpoints() if not read_stages(find_checkpoint(name))]
+NAMES = [name for name in bundled_checkpoints() if not open_checkpoint(name).stages]
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 

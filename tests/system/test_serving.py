@@ -16,6 +16,7 @@ from tests.web.helpers import wait
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture
 def served(tmp_path):
     """Start a survey's server, and return its port."""
@@ -44,15 +45,11 @@ def connect(port, content=b""):
 @pytest.mark.parametrize(("proxy", "believed"), [([], False), (["--proxy", "127.0.0.1"], True)])
 def test_a_proxys_header_is_believed_only_if_the_owner_names_it(served, proxy, believed):
     port = served("--enrolments-per-address", "2", *proxy)
-    codes = []
-    consent = None
-    for number in range(4):
-        page = httpx.get(f"http://127.0.0.1:{port}/api/study", timeout=30)
-        consent = page.json()["consent_version"] if page.status_code == 200 else consent
-        answer = httpx.post(f"http://127.0.0.1:{port}/api/raters",
-                            json={"rater": f"r{number}", "consent": consent},
-                            headers={"X-Forwarded-For": f"10.0.0.{number}"}, timeout=30)
-        codes.append(answer.status_code)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/", timeout=30) as client:
+        consent = client.get("study").json()["consent_version"]
+        codes = [client.post("raters", json={"rater": f"r{number}", "consent": consent},
+                             headers={"X-Forwarded-For": f"10.0.0.{number}"}).status_code
+                 for number in range(4)]
     assert codes == ([200] * 4 if believed else [200, 200, 429, 429])
 
 

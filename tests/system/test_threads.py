@@ -26,6 +26,8 @@ from superres.system.machine import TorchThreads, core_quota
 from superres.system.precision import _Precision, float32_products
 
 compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
+linux = pytest.mark.skipif(sys.platform != "linux" or build.compiler() is None,
+                           reason="no fork, no affinity masks or no C++ compiler")
 
 PRELUDE = """
 import os, sys, torch
@@ -61,13 +63,15 @@ def run(code):
 
 @pytest.mark.parametrize(("groups", "own", "cores"), [
     ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "max 100000"}, "0::/outer/inner", 2),
-    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "50000 100000"}, "0::/outer/inner", 0.5),
+    ({"outer/cpu.max": "200000 100000", "outer/inner/cpu.max": "50000 100000"}, "0::/outer/inner",
+     0.5),
     # In a container the process's own group is mounted at the root, and its path outside leads
     # nowhere.
     ({"cpu.max": "300000 100000"}, "0::/docker/3f2a", 3),
-    ({"cpu/box/cpu.cfs_quota_us": "250000", "cpu/box/cpu.cfs_period_us": "100000"}, "3:cpu:/box\n4:memory:/", 2.5),
-    ({"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/a",
-     float("inf")),
+    ({"cpu/box/cpu.cfs_quota_us": "250000", "cpu/box/cpu.cfs_period_us": "100000"},
+     "3:cpu:/box\n4:memory:/", 2.5),
+    ({"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+     "3:cpu,cpuacct:/a", float("inf")),
     ({}, "0::/", float("inf")),
 ])
 def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores):
@@ -79,54 +83,23 @@ def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores
     assert core_quota(tmp_path / "groups", tmp_path / "own") == cores
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """What a process prints that forks and then bounds itself to one core: to import torch takes
-    most of the time."""
-    return run("""
-        for rows in (1, 9) if hasattr(os, "fork") else ():
-            parent, forced = model(threads=None), model(threads=2)
-            expected = tokens(parent, rows)
-            tokens(forced, rows)
-            for fewer in True, False:
-                child = os.fork()
-                if not child:
-                    if fewer:
-                        torch.set_num_threads(1)
-                    os._exit(not all(torch.equal(tokens(one, rows), expected) for one in (parent, forced)))
-                print(os.waitpid(child, 0)[1], torch.equal(tokens(forced, rows), expected))
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-            measured = model(threads=None)
-            print(measured.session(source[:1], 3).session.threads.count)
-            # More threads than cores take turns, and none waits for ever.
-            print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
-            session = model(threads=1).session(source[:1], 6)
-            session.session.threads.count, session.session.threads.least_columns = 4, 3
-            before = len(os.listdir("/proc/self/task"))
-            for width in (1, 6):
-                session.resize(width)
-                session.step(torch.zeros(1, width, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-                print(len(os.listdir("/proc/self/task")) - before)
-    """)
-
-
-@compiler
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_decodes(printed):
-    assert printed[:8] == ["0", "True"] * 4
-
-
-@compiler
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
-def test_an_affinity_mask_bounds_the_threads(printed):
-    assert printed[-4:-2] == ["1", "True"]
-
-
-@compiler
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks on this system")
-def test_a_helper_starts_for_the_first_columns_that_it_shares(printed):
-    assert printed[-2:] == ["0", "1"]
+@linux
+def test_an_affinity_mask_bounds_the_threads_and_a_helper_starts_when_it_shares():
+    assert run("""
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        measured = model(threads=None)
+        print(measured.session(source[:1], 3).session.threads.count)
+        # More threads than cores take turns, and none waits for ever.
+        print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
+        session = model(threads=1).session(source[:1], 6)
+        session.session.threads.count, session.session.threads.least_columns = 4, 3
+        before = len(os.listdir("/proc/self/task"))
+        for width in (1, 6):
+            session.resize(width)
+            session.step(torch.zeros(1, width, dtype=torch.int64),
+                         torch.zeros(1, dtype=torch.int64))
+            print(len(os.listdir("/proc/self/task")) - before)
+    """) == ["1", "True", "0", "1"]
 
 
 def test_torch_gets_its_threads_back():
@@ -144,11 +117,6 @@ def test_torch_gets_its_threads_back():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-
-
-@compiler
-def set_matmul(value):
-    torch.backends.cuda.matmul.fp32_precision = value
 
 
 @pytest.fixture
@@ -174,7 +142,7 @@ HOSTS = {
     "torch's default": lambda: None, "high": partial(torch.set_float32_matmul_precision, "high"),
     "medium": partial(torch.set_float32_matmul_precision, "medium"),
     "allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-    "newer": partial(set_matmul, "tf32"),
+    "newer": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
 }
 
 
@@ -215,6 +183,7 @@ def test_the_host_gets_its_precision_back_from_the_last_thread(host_precision):
     assert precisions() == host_precision
 
 
+@compiler
 def test_several_decodes_at_once_draw_what_each_draws_alone():
     config = replace(VARIANTS["sequential heads"], **NATIVE)
     model, source = (NativeModel(random_model(config, dtype=torch.float32), threads=2),
@@ -225,9 +194,8 @@ def test_several_decodes_at_once_draw_what_each_draws_alone():
     assert all(torch.equal(tokens, alone) for tokens in results)
 
 
-@compiler
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_every_public_entry_works_in_a_forked_child():
+@linux
+def test_every_entry_works_in_a_forked_child():
     found = run("""
         import signal
         import numpy as np
@@ -236,26 +204,27 @@ def test_every_public_entry_works_in_a_forked_child():
         from superres.decoding.batching import feed_of
         from superres.pipeline.upscaler import Face
 
-        faces, large = np.full((1, 8, 8, 3), 120, np.uint8), np.full((1, 32, 32, 3), 120, np.uint8)
-        lines, quick = ["A dog runs.", "Two men talk."], DecodeConfig(accept="distance")
+        faces, lines = np.full((1, 8, 8, 3), 120, np.uint8), ["A dog runs.", "Two men talk."]
+        quick, sampled = DecodeConfig(accept="distance"), DecodeConfig(temperature=0.9)
         upscaler, translator = superres.load("celeba-8to32"), superres.load("multi30k-en-de")
         plain = superres.load("multi30k-en-de", engine="plain")
+        measured, forced = model(threads=None), model(threads=2)
 
         def refilled():
             items = feed_of([Face(face, key) for key, face in enumerate(faces)])
             finished = [one for some in upscaler.refilled(items, quick, 1).run() for one in some]
             return torch.stack([one.tokens for one in finished]).numpy()
 
+        def fewer():
+            torch.set_num_threads(1)
+            return tokens(measured, 1), tokens(forced)[:1]
+
         entries = {
+            "rows": lambda: tokens(forced), "row": lambda: tokens(forced, 1), "fewer": fewer,
             "call": lambda: upscaler(faces, quick).images,
-            "sampled": lambda: upscaler(faces, DecodeConfig(temperature=0.9, accept="distance")).images,
-            "speculative": lambda: translator(lines, DecodeConfig(temperature=0.9, sampling="speculative")).texts,
-            "stream": lambda: [*upscaler.stream(faces, quick)][-1].images,
-            "refilled": refilled,
-            "likelihood": lambda: upscaler.bits_per_dim(faces, large).round(3),
+            "sampled": lambda: upscaler(faces, sampled).images,
+            "stream": lambda: [*upscaler.stream(faces, quick)][-1].images, "refilled": refilled,
             "translate": lambda: translator(lines).texts,
-            "portions": lambda: [text for part in translator.in_portions(lines, 1) for text in part.texts],
-            "translations": lambda: [*translator.stream(lines)][-1].texts,
             "draft": lambda: translator(lines, DecodeConfig(proposer="draft")).texts,
             "beam": lambda: translator(lines, BeamConfig(4)).texts,
             "plain": lambda: plain(lines).texts,
@@ -268,4 +237,4 @@ def test_every_public_entry_works_in_a_forked_child():
                 os._exit(not np.array_equal(entry(), expected[name]))
             print(f"{name}: {os.waitpid(child, 0)[1]}", end=", ")
     """)
-    assert found[1::2] == ["0,"] * 12, found
+    assert found[1::2] == ["0,"] * 11, found

@@ -94,7 +94,7 @@ def test_heads_propose_words_of_the_list_and_outputs_stay_those_of_greedy_decodi
 
 
 @native
-def test_with_all_words_on_the_list_heads_propose_as_from_the_whole_vocabulary_also_in_refilled_rows():
+def test_with_all_words_on_the_list_heads_propose_as_from_all_words_also_in_refilled_rows():
     model = NativeModel(wordy(NETWORK, 2, torch.float32), end_token=1, precision="int8")
     source, options = random_tokens(NETWORK, 20)[0], DecodeConfig(block_size=4)
     without = decode(model, source, options)

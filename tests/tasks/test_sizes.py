@@ -17,7 +17,7 @@ from skimage import data
 
 from decodes import decode
 from superres import load
-from superres.checkpoint import read_network, save_checkpoint
+from superres.checkpoint import read_checkpoint, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
 from superres.decoding.sum_limits import LimitedModel
@@ -86,7 +86,8 @@ def prepared(tmp_path, rng):
 
 
 def test_a_checkpoint_tells_its_sizes_and_one_of_other_shapes_is_refused(toy, folder, tmp_path):
-    assert face_task(folder) == toy.face_task == TASK == FaceTask.of(read_network(folder))
+    network = read_checkpoint(folder).network
+    assert face_task(folder) == toy.face_task == TASK == FaceTask.of(network)
     assert face_task("celeba-8to32") == FaceTask.of(ModelConfig())
     save_checkpoint(random_model(replace(TOY, source_shape=(6, 3, 3)), dtype=torch.float32),
                     tmp_path / "odd")
@@ -153,7 +154,7 @@ def test_a_network_of_other_sizes_is_trained(folder, prepared, tmp_path):
                   data=prepared, dev=prepared, output=tmp_path / "run", start=str(folder),
                   keep_heads=True)
     assert train_stage(stage, lambda: False, lambda record: None)
-    assert read_network(tmp_path / "run" / "checkpoint").target_shape == (18, 18, 3)
+    assert read_checkpoint(tmp_path / "run" / "checkpoint").network.target_shape == (18, 18, 3)
 
 
 # Sources of many pixels: the encoder has convolution blocks only.

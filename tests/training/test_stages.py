@@ -13,7 +13,7 @@ import torch
 from ladder import check_ladder
 from superres.checkpoint import (
     load_checkpoint,
-    read_config,
+    read_checkpoint,
     read_training,
     save_checkpoint,
     weights_digest,
@@ -173,7 +173,7 @@ def test_a_ladder_trains_every_rung_once_and_tells_of_each(recipe, data, tmp_pat
     assert all(row["dev_bits_per_dim"] > 0 and row["dev_images"] == 3 and row["images_seen"] == 2
                for row in rows)
     checkpoints = [output / name / "checkpoint" for name in names]
-    assert [read_config(folder)["model"]["prediction_heads"] for folder in checkpoints] == [1, 3, 3]
+    assert [read_checkpoint(one).network.prediction_heads for one in checkpoints] == [1, 3, 3]
     assert [row["stage"] for row in read_training(checkpoints[2])] == ["base", "heads", "distil"]
     assert [row["settings"]["teacher"] for row in rows] == [None, None, "regular"]
     written = [(folder / "model.safetensors").stat().st_mtime_ns for folder in checkpoints]

@@ -10,7 +10,7 @@ import torch
 from textual import CONFIG, SHORT, sentences, vocabulary, write_checkpoint, write_pairs
 
 from superres import config as config_module
-from superres.checkpoint import load_checkpoint, read_config, read_training
+from superres.checkpoint import load_checkpoint, read_checkpoint, read_training
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
@@ -68,7 +68,7 @@ def test_other_languages_and_a_vocabulary_may_be_named(preset, tmp_path):
     (tmp_path / "spm").write_bytes(vocabulary())
     assert train("base", "--preset", "text", "--languages", "xx-yy", "--data", tmp_path / "t",
                  "--output", tmp_path / "run", "--vocabulary", tmp_path / "spm", "--steps", 1) == 0
-    assert read_config(tmp_path / "run" / "checkpoint")["model"]["languages"] == ["xx", "yy"]
+    assert read_checkpoint(tmp_path / "run" / "checkpoint").network.languages == ("xx", "yy")
     assert not (tmp_path / "run" / VOCABULARY_FILE).exists()
 
 

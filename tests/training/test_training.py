@@ -14,8 +14,9 @@ import torch
 from fakes import SMALL, random_model, random_tokens
 from ports import own_port
 
-from superres.checkpoint import load_checkpoint, read_tensors, read_training, save_checkpoint
+from superres.checkpoint import load_checkpoint, read_training, save_checkpoint
 from superres.errors import CheckpointError, ConfigError, OutputError
+from superres.nn.weights import read_tensors
 from superres.training import construction, saved_state
 from superres.training import trainer as training
 from superres.training.construction import build_model, learning_rate_factor

@@ -29,7 +29,7 @@ from superres.checkpoint import (
     TRAINING,
     WEIGHTS,
     load_checkpoint,
-    read_decode_default,
+    read_checkpoint,
     read_training,
     save_checkpoint,
 )
@@ -140,8 +140,8 @@ def checkpoint(data: bytes) -> None:
     good = path.read_bytes()
     path.write_bytes(data[1:])
     try:
-        for read in (load_checkpoint, read_training, lambda folder: read_decode_default(folder,
-                                                                                        "cpu")):
+        for read in (load_checkpoint, read_training,
+                     lambda folder: read_checkpoint(folder).decode_default("cpu")):
             try:
                 made = read(folder)
             except CheckpointError as error:

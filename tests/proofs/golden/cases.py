@@ -1,8 +1,9 @@
 """Decodes whose results are on record: small networks with every engine, criterion, proposer and
 way of sampling.
 
-`PYTHONPATH=.:tests:scripts python -m tests.proofs.golden.cases` adds the cases that are not on record yet. With
-`--all` it records every case anew, which only a change that is meant to change tokens may do.
+`PYTHONPATH=.:tests:scripts python -m tests.proofs.golden.cases` adds the cases that are not on
+record yet. With `--all` it records every case anew, which only a change that is meant to change
+tokens may do.
 """
 
 from __future__ import annotations
