@@ -254,8 +254,11 @@ def check_bar(walker, state):
     assert {box["y"] for box in boxes} == {boxes[0]["y"]}
     assert min(box["height"] for box in boxes) >= 44
     check_fits(page, 320)
+    for toast in page.locator(".toast-close").all():
+        toast.click()  # or its clock would have to end first
     check_wcag(page, state, ".sr-actions")
-    check_wcag(page, state, "#results")
+    if state in ("running", "failed"):  # frames, and a note above an earlier result
+        check_wcag(page, state, "#results")
     page.evaluate("scrollTo(0, 100_000)")
     lowest = page.evaluate("""Math.max(...[...document.querySelectorAll(".main.app *")].filter(
         one => !one.closest(".sr-actions") && one.checkVisibility()).map(
