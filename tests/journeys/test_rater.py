@@ -47,6 +47,8 @@ def test_pictures_are_as_large_as_the_window_allows_pixel_by_pixel(look, sqlite)
                 page.set_viewport_size({"width": across, "height": down})
                 page.wait_for_function("([x, y]) => innerWidth === x && innerHeight === y",
                                        arg=[across, down])
+                page.evaluate("new Promise(drawn => requestAnimationFrame(() => "
+                              "requestAnimationFrame(drawn)))")  # the page hears of it
                 check_layout(page, down, widths, is_stacked)
 
 
