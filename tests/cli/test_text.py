@@ -38,6 +38,7 @@ def translate(checkpoint, capsys):
     return translated
 
 
+@pytest.mark.slow
 def test_lines_are_arguments_or_standard_input(checkpoint, wanted, translate, monkeypatch, refused):
     def standard_input(text):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))

@@ -47,6 +47,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_only_the_rows_that_are_read_are_copied_from_the_record():
     rows, iterations, size = 64, 3 * LONGEST + 5, 3
     entries = torch.randint(1, 4, (iterations, rows, 2 + size))

@@ -176,6 +176,7 @@ def test_the_stages_from_a_size_on_are_the_cascade_of_them_alone(cascade, folder
         three.from_size(16)
 
 
+@pytest.mark.slow
 def test_a_run_from_a_later_stage_records_it_and_refuses_inputs_that_are_too_small(folder, tmp_path,
                                                                                    rng, capsys):
     pictures = {"photo": data.astronaut(), "small": rng.integers(0, 256, (2, 2, 3), np.uint8),

@@ -127,6 +127,7 @@ def test_a_finished_picture_is_the_sharpened_mean_and_reduces_to_exactly_its_inp
     assert (result.after(0, 10**9) == result.as_drawn[0]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", FINISHED)
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_stream_of_several_sizes_gives_the_pictures_of_calls(finish, rows, upscalers, rng):
@@ -172,6 +173,7 @@ def test_a_finished_result_is_saved_and_pickled_and_not_judged(upscalers, source
         result.bits_per_dim  # noqa: B018 -- raises
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", FINISHED)
 @pytest.mark.parametrize("place",
                          [["--output", "out"], [], ["--output", "out", "--format", "webdataset"]])

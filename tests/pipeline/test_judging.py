@@ -77,6 +77,7 @@ def of_single_steps(upscaler, source, target):
     return bits, np.array(variance).reshape(target.shape).mean(2)
 
 
+@pytest.mark.slow
 def test_bits_and_uncertainty_are_those_of_p1_token_by_token_over_all_stages(three, sources):
     result = three(sources[:1], SAMPLED)
     bits, variance, upscaler = 0.0, np.zeros((16, 16)), three
@@ -93,6 +94,7 @@ def test_bits_and_uncertainty_are_those_of_p1_token_by_token_over_all_stages(thr
                                                 rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_likeliest_sample_of_each_input_is_kept(two, sources):
     all_four = two(sources, SAMPLED, samples=4)
     assert all_four.samples == [1, 2, 3, 4] * 3

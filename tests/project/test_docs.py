@@ -141,6 +141,7 @@ def test_the_citation_names_this_version():
     assert f"\nversion: {superres.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+@pytest.mark.extended
 def test_the_site_builds_its_links_lead_to_its_pages_and_it_loads_nothing_from_other_hosts(
     tmp_path):
     pytest.importorskip("material", reason="the docs extra is not installed")

@@ -26,6 +26,7 @@ TASK = FaceTask(8, 64, (32,))
 DRAWN = re.compile("`make dev.npz` draws ([0-9]+)")
 
 
+@pytest.mark.slow
 def test_the_photographs_are_those_in_which_a_face_is_found():
     found = photographs(demo.PHOTOS)
     assert list(found) == ["astronaut", "Grace-Hopper"]

@@ -64,6 +64,7 @@ def test_the_network_reads_no_decoding_option():
         assert "DecodeConfig" not in path.read_text(), path
 
 
+@pytest.mark.slow
 def test_a_public_method_without_docstring_has_the_name_of_one_that_is_described():
     texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
     methods = [(kind.name, node.name, ast.get_docstring(node)) for text in texts

@@ -34,7 +34,7 @@ def entered(call: Callable[[], object]) -> set[CodeType]:
     finally:
         sys.setprofile(before)
         threading.setprofile(None)  # type: ignore[arg-type] -- as threads begin
-    return {code for code in found if Path(code.co_filename).is_relative_to(PACKAGE)
+    return {code for code in list(found) if Path(code.co_filename).is_relative_to(PACKAGE)
             and code.co_flags & inspect.CO_NEWLOCALS and not code.co_name.startswith("<")}
 
 

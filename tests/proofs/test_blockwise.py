@@ -89,6 +89,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("proposer", "temperature", "block_size"), [
     (name, *((0.0, 7), (0.9, 2))[number % 2]) for number, name in enumerate(HOSTILE)])
 def test_exact_equals_greedy_whatever_is_proposed(proposer, temperature, block_size):
@@ -114,6 +115,7 @@ APPROXIMATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "variant", "block_size"), [
     (options, *(("base aids", 4), ("sequential heads", 3))[number % 2])
     for number, options in enumerate(APPROXIMATE.values())], ids=APPROXIMATE)
@@ -127,6 +129,7 @@ def test_every_row_of_a_batch_is_decoded_as_by_the_reference(variant, block_size
     assert decoded.traces[row].accepted == [step.accepted for step in steps]
 
 
+@pytest.mark.slow
 @given(
     st.floats(0, 1), st.integers(1, 5), st.integers(1, 5), st.sampled_from(list(CRITERIA)),
     st.sampled_from([None, 4, 9]), st.integers(0, 2), st.sampled_from([None, 4]),

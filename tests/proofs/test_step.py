@@ -24,6 +24,7 @@ def test_cached_step_equals_uncached_forward(variant):
     check_steps(random_model(VARIANTS[variant]), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2, None])
 @pytest.mark.parametrize("width", [2, 7, 10])
 @pytest.mark.parametrize("config", [WIDE, LONG, replace(WIDE, **PLAIN, norm="post"), replace(
@@ -35,6 +36,7 @@ def test_cached_step_equals_uncached_forward_when_steps_straddle_attention_block
     check_steps(random_model(config), width, rows=2, most=most)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 4), st.integers(1, 9),
        st.sampled_from(sorted(VARIANTS)))

@@ -30,6 +30,7 @@ def data(tmp_path, rng, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.extended
 def test_every_way_is_scored_and_an_interrupted_run_draws_nothing_again(data, capsys, monkeypatch):
     def table():
         face_scores.main(data / "dev.npz", data / "out", checkpoint=str(data / "toy"), device="cpu",
@@ -47,6 +48,7 @@ def test_every_way_is_scored_and_an_interrupted_run_draws_nothing_again(data, ca
     assert table() == first
 
 
+@pytest.mark.extended
 def test_blind_sheets_have_every_face_in_every_way_and_their_order_stands_apart(data):
     face_scores.main(data / "dev.npz", data / "out", checkpoint=str(data / "toy"), device="cpu",
                      engine="plain", batch_size=3, same_person=False, way=["finished, mean"],

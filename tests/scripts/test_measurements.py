@@ -166,6 +166,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         Table("table2", tmp_path / "file", {})
 
 
+@pytest.mark.slow
 def test_a_finished_table_is_written_printed_and_fills_its_page(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "page.md"

@@ -81,6 +81,7 @@ def test_a_square_near_a_face_is_led_back_to_it(network, face, start):
     assert doubt < 0.3
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_search_finds_the_face_and_no_other(network, face):
     boxes, doubts = network.search(data.astronaut())
@@ -168,6 +169,7 @@ def test_the_bundled_weights_are_small_and_have_a_card():
     assert turn < 1.5
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_training_writes_weights_that_learn_and_are_the_same_for_a_seed(tmp_path, face):
     photo = Image.fromarray(data.astronaut())

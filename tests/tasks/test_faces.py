@@ -198,6 +198,7 @@ def test_photos_are_cropped_at_every_face_that_is_found(tmp_path, capsys):
     np.testing.assert_array_equal(pairs.lr, expected)  # as superres upscale has them
 
 
+@pytest.mark.slow
 def test_uncertain_faces_are_counted_and_the_taken_pixels_decide_what_is_too_small(
     tmp_path, monkeypatch, capsys, rng
 ):

@@ -72,6 +72,7 @@ def test_a_photo_without_a_face_falls_back_to_the_centre(name):
                                               "centre", faces=0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(8, 8), (30, 200), (33, 33), (64, 64)])
 def test_tiny_pictures_and_noise_give_no_false_alarm(rng, size):
     for _ in range(10):
@@ -125,6 +126,7 @@ def test_faces_of_a_data_set_are_searched_once_and_remembered_by_the_photo_s_con
     assert len(first) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [-18, 12, 18])
 def test_a_face_that_is_turned_is_found_where_it_is(turn):
     photo = astronaut().rotate(turn, Image.Resampling.BICUBIC, fillcolor="gray")
@@ -260,6 +262,7 @@ def test_pillow_images_of_any_mode_are_upright_photos(mode):
     assert np.hypot(crop.left + crop.size / 2 - EYES[0], crop.top + crop.size / 2 - EYES[1]) < 14
 
 
+@pytest.mark.slow
 def test_pictures_of_any_kind_become_sources_in_order(tmp_path):
     path = tmp_path / "face.jpg"
     astronaut().save(path, quality=95)

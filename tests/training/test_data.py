@@ -175,6 +175,7 @@ def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed)
         np.testing.assert_array_equal(one, area_reduce(square, *one.shape[:2], is_reduced=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
 def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
     """The formulas of one picture, in NumPy, from the same numbers; `own`: crops are cut from the

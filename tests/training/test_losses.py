@@ -224,6 +224,7 @@ def give_gradients(weights, seed):
         weight.grad = torch.randn(weight.shape, generator=random, dtype=weight.dtype)
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_torch_up_to_the_rounding_of_its_bfloat16():
     ours, theirs = matrices(), matrices()
     optimizers = (Muon(ours, 0.02, 0.1),
