@@ -241,8 +241,7 @@ def _with_decoded(stage: Stage, stop: Stop, report: Report) -> Stage | None:
     def translated(
         by: str, jobs: list[tuple[Path, str, BeamConfig | DecodeConfig]],
     ) -> list[Path] | None:
-        """Translate texts by an earlier stage; a job has the text, the name of the result's folder,
-        and settings."""
+        """Translate texts by an earlier stage; a job is text, name of a folder, and settings."""
         translator = Translator.load(stage.earlier[by], stage.device)
         folder = stage.earlier[by].parent
         for text, name, search in jobs:

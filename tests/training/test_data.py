@@ -177,7 +177,7 @@ def test_squares_of_a_batch_are_reduced_as_each_of_them_alone(whole, size, seed)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
-def test_a_batch_is_what_its_random_numbers_say_picture_by_picture(own):
+def test_a_batch_is_what_its_random_numbers_say(own):
     """The formulas of one picture, in NumPy, from the same numbers; `own`: crops are cut from the
     larger pictures."""
     large, drawn = noise(0, 9, 64), noise(1, 5, 8)

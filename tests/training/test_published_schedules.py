@@ -72,7 +72,7 @@ def training_data(name, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_three_steps_of_each_stage_are_taken_although_each_stage_is_stopped_after_two(
+def test_each_stage_is_stopped_and_ends(
     name, tmp_path, monkeypatch):
     document = json.loads((RECIPES / f"{name}.json").read_text())
     document |= {"network": SMALLER[name], "prediction_heads": 2}
