@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TABLE = re.compile(r"^\| `([\w/.]+)` \| ([\d,]+) \|", re.MULTILINE)
 BUDGETS = {room: int(lines.replace(",", "")) for room, lines in TABLE.findall(
@@ -125,7 +126,6 @@ def functions_of(path):
             yield node.name, node.end_lineno - node.lineno + 1 - document
 
 
-@pytest.mark.slow
 def test_no_function_is_too_long():
     lengths = {f"{path.relative_to(ROOT).as_posix()}: {name}": lines
                for path in tracked_files() for name, lines in functions_of(path)}
