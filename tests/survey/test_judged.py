@@ -3,6 +3,7 @@ they said."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 
 import pytest
@@ -16,6 +17,7 @@ from superres.survey.pairs import SHUFFLED
 from superres.survey.presentation import report_markdown, report_plot, report_text
 from superres.survey.records import read_votes
 from superres.survey.report import study_report
+from superres.survey.store import Store
 from superres.survey.study import GOLD, MAIN, REPEAT
 from superres.survey.withdrawal import withdraw
 from tests.survey.helpers import RaterClient, add_study, serving, vote_through
@@ -43,14 +45,16 @@ def judging(store, name):
     return choose
 
 
-@pytest.fixture
-def judged(sqlite):
-    """A study of two methods that two raters have judged over HTTP."""
-    study, _ = add_study(sqlite, "look", tuple(TORN), IMAGES, SHUFFLED, judge=True, trials=40,
+@pytest.fixture(scope="module")
+def voted(tmp_path_factory):
+    """A store with a study of two methods that two raters have judged over HTTP; its file."""
+    path = tmp_path_factory.mktemp("voted") / "survey.db"
+    store = Store(path, create=True)
+    study, _ = add_study(store, "look", tuple(TORN), IMAGES, SHUFFLED, judge=True, trials=40,
                          repeats=2, gold=1, practice=1)
-    with serving(sqlite, study) as address:
+    with serving(store, study) as address:
         for name in ("one", "two"):
-            client, choose = RaterClient(address), judging(sqlite, name)
+            client, choose = RaterClient(address), judging(store, name)
             client.enrol(name)
             while not (trial := client.trial().json())["done"]:
                 assert client.picture(trial["token"], "left").content.startswith(b"\x89PNG")
@@ -58,7 +62,22 @@ def judged(sqlite):
                 answer = client.vote(trial["token"], choose(trial["token"])).json()
                 assert answer == {"saved": True, "correct": True if trial["practice"] else None}
             client.close()
-    return study
+    store.backup(path.with_name("copy.db"))
+    store.close()
+    return path.with_name("copy.db")
+
+
+@pytest.fixture
+def sqlite(memory_folder, voted):
+    """A copy of the store."""
+    store = Store(shutil.copy(voted, memory_folder / "survey.db"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def judged(sqlite):
+    return sqlite.study("look")
 
 
 def test_two_raters_judge_all_pictures_and_the_report_counts_them(sqlite, judged):
