@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import re
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -150,17 +149,6 @@ def announce(host: str, port: int, root_path: str, survey: str | None, store: st
         echo("\n".join(f"superres: {line}" for line in lines))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; ConfigError if the address cannot be used, before anything is
-    loaded."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host
-                                    else socket.AF_INET, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}, port {port}; choose another --port or "
-                          "--host") from error
-
-
 def parse_auth(pairs: list[str]) -> list[tuple[str, str]] | None:
     """Return names and passwords from pairs "name:password", None without pairs; ConfigError if a
     part is missing."""
@@ -208,6 +196,7 @@ def serve_demo(
     visitors = parse_auth(auth or [])
     will_keep("the page was not open yet")
     set_environment()
+    from superres.system.serving import listen
     from superres.web.files import temporary_files
 
     with listen(host, port) as listening, temporary_files() as folder, ExitStack() as stack:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -14,7 +13,7 @@ import typer
 from superres.cli import options as opt
 from superres.cli import survey_options as own
 from superres.config import DEFAULT_CASCADE, require, settings_of
-from superres.errors import ConfigError, InvalidInputError
+from superres.errors import InvalidInputError
 from superres.survey.commands import DEFAULT_STORE, command_line
 from superres.survey.rate_limit import PER_ADDRESS, TOTAL, EnrolmentLimit
 from superres.survey.study import JUDGING, StudySettings
@@ -134,12 +133,7 @@ def serve(
 
     opened, found = _open_study(store, study)
     app = study_app(opened, found, root_path, EnrolmentLimit(enrolments_per_address, enrolments))
-    try:
-        listening = socket.create_server((host, port), backlog=serving.BACKLOG)
-    except OSError as error:
-        message = (f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or "
-                   "--host")
-        raise ConfigError(message) from error
+    listening = serving.listen(host, port)
     address = local_address(host, listening.getsockname()[1], root_path)
     say(f"open {address} to vote in {study} ({how_to_leave(host)})")
     say(results_line(address, study, opened.location))

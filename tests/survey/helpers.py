@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from superres.survey.rate_limit import EnrolmentLimit
 from superres.survey.server import study_app
 from superres.survey.study import JUDGING, StudySettings
 from superres.survey.voting import Enrolment, Vote, enrol, next_trial, save_vote
+from superres.system.serving import listen
 
 SMALL = {"trials": 6, "gold": 1, "repeats": 1, "practice": 1, "scale": 2, "seed": 3}
 PLAIN = {"gold": 0, "repeats": 0, "practice": 0}
@@ -153,7 +153,7 @@ def serving(store, study, root_path="", limit=None):
     gives its address."""
     app = study_app(store, study, root_path, limit or EnrolmentLimit(0, 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import os
-import socket
 import struct
 import threading
 import time
@@ -24,6 +23,7 @@ from fakes import TINY, random_model
 
 from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
+from superres.system.serving import listen
 from superres.web.content import NAMES, label_of
 from superres.web.decoding import FRAME_SECONDS, VisitorDecoding
 from superres.web.files import temporary_files
@@ -113,7 +113,7 @@ def running(upscaler, max_queue=16, time_limit=600.0, auth=None, translator=None
             app.warm_up(decoding)
         served = app.build_demo(decoding, folder, max_queue, auth, root_path, survey)
         server = uvicorn.Server(configure(served, grace_seconds=1))
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = listen("127.0.0.1", 0)
         thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()
         try:

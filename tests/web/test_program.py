@@ -21,6 +21,7 @@ from superres.errors import ConfigError, StoreError
 from superres.survey.records import read_votes
 from superres.survey.server import study_app
 from superres.survey.store import Store
+from superres.system.serving import listen
 from tests.pictures.helpers import many_scans
 from tests.survey.helpers import SIGHT, add_study
 from tests.web.helpers import FACES, FILE, HTTP, ROOT, running, wait
@@ -118,7 +119,7 @@ def test_a_password_that_is_missing_is_refused(pairs):
 def test_a_port_in_use_is_refused():
     with (socket.create_server(("127.0.0.1", 0)) as taken,
           pytest.raises(ConfigError, match="choose another --port")):
-        app.listen("127.0.0.1", taken.getsockname()[1])
+        listen("127.0.0.1", taken.getsockname()[1])
 
 
 def check_lines(process, store):
