@@ -118,16 +118,13 @@ class Visit:
     def looks(self, state):
         """Check what the page shows in a state: words, buttons, and a note above a result that is
         an earlier one."""
-        page, note = self.page, self.note_in(state)
-        notes = page.locator(f"#{self.tab.view} > .sr-stale")
-        if note:
-            notes.get_by_text(note, exact=True).wait_for()
-        else:
-            notes.wait_for(state="detached")
+        page, notes = self.page, self.page.locator(f"#{self.tab.view} > .sr-stale")
+        # the earlier result of a batch may leave at any moment, and its note with it
+        wait(lambda: notes.all_inner_texts() == [note for note in [self.note_in(state)] if note])
         shown = f"#{self.tab.view} :is(img, canvas, .sr-text)"
-        filters = page.locator(shown).evaluate_all(
-            "all => all.map(one => getComputedStyle(one).filter.includes('grayscale'))")
-        assert set(filters) <= {bool(note)}
+        wait(lambda: set(page.locator(shown).evaluate_all(
+            "all => all.map(one => getComputedStyle(one).filter.includes('grayscale'))"))
+            <= {bool(self.note_in(state))})
         if state != "fresh":
             self.says({"waiting": "Waiting: 1 is before you", "running": self.tab.verb,
                        **WORDS}[state])
