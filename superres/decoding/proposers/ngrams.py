@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from superres.interfaces import ScoringModel
+    from superres.interfaces import Engine
 
 MAX_ORDER = 63  # Largest order of n-grams
 
@@ -171,10 +171,10 @@ class NgramProposer(Proposer):
         self.table = table
         self._cached: tuple[Tensor, Tensor] | None = None
 
-    def check(self, model: ScoringModel) -> None:
+    def check(self, engine: Engine) -> None:
         counted = self.table.vocabulary
-        require(counted == model.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, "
-                f"but the model has {model.vocabulary}; count them for this model")
+        require(counted == engine.vocabulary, f"the n-grams have a vocabulary of {counted} tokens, "
+                f"but the model has {engine.vocabulary}; count them for this model")
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch
