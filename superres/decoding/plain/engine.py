@@ -98,6 +98,14 @@ class PlainEngine:
         return self.model.variant
 
     @property
+    def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
+        return self.model.peers
+
+    @peers.setter
+    def peers(self, peers: Any) -> None:  # noqa: ANN401
+        self.model.peers = peers
+
+    @property
     def weight_bytes(self) -> int:
         return self.model.weight_bytes
 
