@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from superres.config import ModelConfig
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+Bool: TypeAlias = npt.NDArray[np.bool_]
+Float32: TypeAlias = npt.NDArray[np.float32]
+Float64: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(eq=False)
+class Network:
+    """A network's settings and weights, which every engine packs for itself.
+
+    `arrays` are float32 and contiguous, by the names of `EncoderDecoder.state_dict()`. `revision`
+    is the digest of the file they were read from; `module` the same network as a torch module on
+    the CPU, once something asked for it.
+    """
+
+    config: ModelConfig
+    arrays: Mapping[str, Float32]
+    revision: str = ""
+    module: Any = None
 
 
 class Sampler:

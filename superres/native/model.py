@@ -24,11 +24,13 @@ from superres.native.abi import LANES, MAX_HEAD, PANEL, CTree
 from superres.native.build import NativeUnavailable, chosen, library
 from superres.native.decoder import native_decoder
 from superres.native.encoder import encode, packed_encoder
+from superres.native.memory import NativeMemory
 from superres.native.session import NativeSession, address
 from superres.native.weights import PackedWeights
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_model import StepModel
 from superres.nn.tree_attention import require_width
+from superres.nn.weights import network_of
 from superres.system.machine import TorchThreads, usable_cores
 
 LOG = logging.getLogger(__name__)
@@ -129,8 +131,8 @@ class NativeModel(StepModel):
         # Hundreds of small operations: further threads would wait for one another, above all on a
         # busy machine.
         with torch.inference_mode(), TorchThreads(1):
-            self.packed = PackedWeights(model, precision)
-            self.encoder = partial(encode, packed_encoder(self.packed), model)
+            self.packed = PackedWeights(network_of(model), precision)
+            self.encoder = partial(encode, packed_encoder(self.packed), config)
 
     @property
     def code(self) -> str:
@@ -153,7 +155,8 @@ class NativeModel(StepModel):
 
     def _encoded(self, source: Tensor, padding: Tensor | None) -> Memory:
         with TorchThreads(1):
-            memory = self.encoder(source, self._most_threads(), padding)
+            memory = _on_torch(self.encoder(source.numpy(), self._most_threads(),
+                                            None if padding is None else padding.numpy()))
         memory.tokens = None if self.shortlists is None else source
         return memory
 
@@ -201,3 +204,12 @@ class NativeModel(StepModel):
 
     def _most_threads(self) -> int:
         return self.threads or min(TorchThreads.limit(), usable_cores())
+
+
+def _on_torch(memory: NativeMemory) -> Memory:
+    """Return a memory of tensors that share the arrays of `memory`."""
+    parts = {name: torch.from_numpy(part) for name, part in vars(memory).items()
+             if part is not None}
+    if memory.mask is not None:
+        parts["mask"] = parts["mask"][:, None, None, :]
+    return Memory(**parts)

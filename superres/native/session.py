@@ -49,8 +49,8 @@ class NativeSession(ProposingSession):
         self, packed: PackedWeights, memory: Memory, width: int, threads: int,
         shortlist: Tensor | None = None,
     ) -> None:
-        config = packed.model.config
-        super().__init__(packed.model, memory, width)
+        config = packed.config
+        super().__init__(packed.network.module, memory, width)
         self.packed, self.tensors, self.widest = packed, list[Any](), width
         self.not_finite = torch.zeros(1, dtype=torch.int64)
         self.by_row: list[Tensor] = []
@@ -94,7 +94,7 @@ class NativeSession(ProposingSession):
             self.session.ordinal.estimate = self._keep(self.estimate, True)
         if shortlist is not None:
             self.session.heads.shortlist = self._shortlist(shortlist)
-        if self.packed.model.neighbourhood is not None and self.residual_sum is not None:
+        if self.config.numeric_neighbourhood and self.residual_sum is not None:
             self.session.neighbourhood = self.packed.neighbourhood
             near = self.session.neighbourhood  # a view of the copy
             near.residual_sum = self._keep(self.residual_sum, True)
@@ -251,7 +251,7 @@ class NativeSession(ProposingSession):
                  torch.empty(batch, count)]
         self.by_row += parts
         first, *others = (part.data_ptr() for part in parts)
-        return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)
+        return abi.CShortlist(count, first, self.packed.known.ctypes.data, *others)
 
     def _cross_cache(self) -> abi.CCache:
         """Allocate the keys and values of the memory for a layer; `superres_remember` writes those
