@@ -16,18 +16,20 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, ModelConfig
+from superres.config.tables import SOURCE_MULTIPLE, position_signal
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.block_size import paying_size
 from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import usual
 from superres.errors import ConfigError
+from superres.interfaces import Float32
 from superres.native import abi
 from superres.native.build import wasm_file
 from superres.native.decoder import NativeDecoder
@@ -35,8 +37,6 @@ from superres.native.encoder import POINTS, convolutions_of, transform
 from superres.native.memory_image import MemoryImage, offset_of
 from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
-from superres.nn.image_priors import AlignedConditioning
-from superres.nn.torch_model import SOURCE_MULTIPLE
 from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
@@ -113,10 +113,10 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     products = encoder.products[: PRODUCTS * (1 + 2 * encoder.blocks)]
     computed = [encoder.source_signal, encoder.signal,
                 *(part for one in products for part in (one.weight, one.scale))]
-    image = MemoryImage([model.packed.tensors, vars(decoder.limits), lengths], [
-        vars(session), loop.tensors, decoder.bounds, source, record, states,
-        [tensor for tensor in model.packed.tensors if isinstance(tensor, Tensor)
-         and tensor.data_ptr() in {*computed}]])
+    image = MemoryImage([model.packed.tensors, *map(_arrays_of, (vars(decoder.limits), lengths))], [
+        *map(_arrays_of, (vars(session), loop.tensors, decoder.bounds, source, record, states)),
+        [array for array in model.packed.tensors if isinstance(array, np.ndarray)
+         and array.ctypes.data in {*computed}]])
     structures = {"session": session.session, "loop": loop, "encoder": encoder,
                   "sampler": loop.sampling.contents,
                   "encoded": encoded_of(decoder, lengths, states)}
@@ -130,15 +130,15 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     at |= {"source": image.at(source.data_ptr()), "record": image.at(record.data_ptr())}
     places = list(map(image.at, computed))
     data, size = image.finished()
-    convolutions = convolutions_of(cast(AlignedConditioning, model.model.conditioning))
+    convolutions = convolutions_of(model.packed.network.arrays.__getitem__, config)
     about = {"source": task.source, "target": task.target, "heads": config.prediction_heads,
              "block": exact_block(stage), "width": config.width,
              "at": {name: image.place(place) for name, place in at.items()},
              "computed": list(map(image.place, places)),
              "convolutions": [weight.shape[:2] for weight in convolutions], "links": image.links,
              "bytes": len(data), "memory": size}
-    numbers = [*signals_of(model), *convolutions]
-    return about, data + b"".join(part.float().contiguous().numpy().tobytes() for part in numbers)
+    numbers = [*signals_of(config), *convolutions]
+    return about, data + b"".join(part.tobytes() for part in numbers)
 
 
 def exact_block(stage: Upscaler) -> int:
@@ -164,15 +164,24 @@ def native_model(stage: Upscaler) -> NativeModel:
                       "checkpoint, and the engine native-int8")
 
 
-def signals_of(model: NativeModel) -> list[Tensor]:
+def signals_of(config: ModelConfig) -> list[Float32]:
     """Return the parts of the position signals of source and target: those of rows, and those
     within a row."""
-    parts = list[Tensor]()
-    for signal, shape in ((model.model.source_signal, model.model.config.source_shape),
-                          (model.model.signal, model.model.config.target_shape)):
-        length, half = math.prod(shape[1:]), signal.shape[1] // 2
+    parts = list[Float32]()
+    for shape in (config.source_shape, config.target_shape):
+        signal, length = position_signal(shape, config.width), math.prod(shape[1:])
+        half = config.width // 2
         parts += [signal[::length, :half], signal[:length, half:]]
     return parts
+
+
+def _arrays_of(owner: Any) -> Any:  # noqa: ANN401 - whatever holds tensors
+    """Return lists and dictionaries with the memory of each tensor as an array."""
+    if isinstance(owner, Tensor):
+        return torch.empty(0, dtype=torch.uint8).set_(owner.untyped_storage()).numpy()
+    if isinstance(owner, dict | list | tuple):
+        return [_arrays_of(part) for part in (owner.values() if isinstance(owner, dict) else owner)]
+    return owner
 
 
 def started(stage: Upscaler) -> NativeDecoder:
