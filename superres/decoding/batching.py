@@ -25,7 +25,7 @@ from superres.decoding.noise import noise_keys
 from superres.decoding.proposers.proposer import sources_at
 from superres.decoding.trace import RowTrace
 from superres.interfaces import Session, Sources
-from superres.system.machine import TorchThreads
+from superres.system.torch_threads import TorchThreads
 
 GROUP = {"cpu": 1, "cuda": 16}
 """Number of sources encoded in one call, by kind of device. A smaller group is filled up to that

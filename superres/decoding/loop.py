@@ -12,8 +12,8 @@ from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
 from superres.decoding.trace import TraceRecorder
 from superres.interfaces import Decoder, Session
-from superres.system.machine import TorchThreads
 from superres.system.precision import float32_products
+from superres.system.torch_threads import TorchThreads
 
 FEW_COLUMNS = 16
 """Columns of a step (rows times tokens) up to which torch's operations are too small to be divided

@@ -29,7 +29,8 @@ from superres.native.weights import PackedWeights
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_model import StepModel
 from superres.nn.tree_attention import require_width
-from superres.system.machine import TorchThreads, usable_cores
+from superres.system.threads import most_threads
+from superres.system.torch_threads import TorchThreads
 
 LOG = logging.getLogger(__name__)
 
@@ -200,4 +201,4 @@ class NativeModel(StepModel):
         return session
 
     def _most_threads(self) -> int:
-        return self.threads or min(TorchThreads.limit(), usable_cores())
+        return self.threads or most_threads()
