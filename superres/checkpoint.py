@@ -48,8 +48,8 @@ from superres.system.json_files import (
     read_json,
     require_regular,
 )
-from superres.system.machine import TorchThreads
 from superres.system.output import short_digest, write_atomically
+from superres.system.torch_threads import TorchThreads
 from superres.tasks.registry import TASK_FILES
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -25,6 +25,7 @@ from superres.system.folders import page_folder
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
+from superres.system.threads import given_threads, set_threads, usable_cores
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -166,12 +167,12 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def set_environment() -> None:
-    """Set what Gradio and torch read at their import, and what the log has."""
+    """Set what Gradio reads at its import, the number of threads, and what the log has."""
     # By default Gradio records the last 10,000 requests.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
                       GRADIO_VIBE_MODE="")
-    # torch's threads wait for each other at each step, so one core is left free for the page.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    if given_threads() is None:  # one core is left free for the page
+        set_threads(max(1, usable_cores() - 1))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("superres.web").setLevel(logging.INFO)
 

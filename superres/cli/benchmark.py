@@ -119,7 +119,7 @@ def _measure(
     work = load(SOURCES if given is None else max(given))
     kind = work.pipeline.device.type
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
-    from superres.system.machine import require_idle
+    from superres.evaluation.timing import require_idle
 
     if not busy:
         require_idle()

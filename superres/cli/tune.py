@@ -53,8 +53,8 @@ def tune(
 
     from superres.checkpoint import find_checkpoint
     from superres.evaluation.recording import costs_table, record_costs, stages_of
+    from superres.evaluation.timing import require_idle
     from superres.evaluation.tuning import save_costs_of, tuned_folder
-    from superres.system.machine import require_idle
 
     folder = find_checkpoint(checkpoint)
     target = None if no_save else tuned_folder(folder, folder if save is None else save)

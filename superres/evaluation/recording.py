@@ -15,13 +15,15 @@ from torch import Tensor
 
 from superres.config import MOST_THREADS, CostRecord, DecodeConfig, StepCosts
 from superres.decoding.cost import TIMED, measured_costs
+from superres.evaluation.timing import Timer
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import Timer, TorchThreads, cpu_name, usable_cores
+from superres.system.machine import cpu_name
 from superres.system.output import markdown_table, number_text
 from superres.system.progress import Progress
+from superres.system.threads import most_threads, usable_cores
 
 BATCHES = {"faces": (1, 4, 16, 64), "translation": (1, 4, 64)}
 """Numbers of rows whose costs are recorded, by task."""
@@ -101,7 +103,7 @@ def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts,
                   on_one_thread: bool) -> StepCosts:
     """Return `plan` with the numbers of threads, of columns per thread and of rows together that
     are the fastest."""
-    rows, most = len(source), min(usable_cores(), TorchThreads.limit())
+    rows, most = len(source), most_threads()
     numbers = [] if on_one_thread else sorted(
         {2**power for power in range(1, (most - 1).bit_length())} | {most} - {1}
     )

@@ -27,7 +27,7 @@ from superres.interfaces import (
     Sources,
     TensorDecoder,
 )
-from superres.system.machine import TorchThreads
+from superres.system.torch_threads import TorchThreads
 from superres.system.precision import float32_products
 
 FEW_COLUMNS = 16
