@@ -96,3 +96,8 @@ def network_of(model: EncoderDecoder, revision: str = "") -> Network:
     arrays = {name: value.detach().float().cpu().contiguous().numpy()
               for name, value in model.state_dict().items()}
     return Network(model.config, arrays, revision, model)
+
+
+def module_of(network: Network) -> EncoderDecoder:
+    """Stand-in until the merge."""
+    return network.module
