@@ -32,7 +32,8 @@ from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sum_limits import LimitedModel, Limits
+from superres.decoding.limits import Limits
+from superres.decoding.plain.limited import LimitedModel
 from superres.evaluation.timing import Timer
 from superres.gpu import weights
 from superres.gpu.model import TritonModel

@@ -20,7 +20,7 @@ from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
-from superres.decoding.sum_limits import Limits
+from superres.decoding.limits import Limits
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.pipeline.cascade import stage_traces

@@ -28,8 +28,8 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import HeadProposer
-from superres.decoding.sampling import GREEDY
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.sampling import GREEDY
+from superres.decoding.plain.limited import LimitedModel
 from superres.errors import ScoresError
 from superres.native import build, weights
 from superres.native import model as native_model
