@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from superres.checkpoint import Checkpoint, open_checkpoint
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require_whole
+from superres.config import (
+    DEFAULT_CHECKPOINT,
+    DecodeConfig,
+    ModelConfig,
+    Reliability,
+    require_whole,
+)
 from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
+from superres.decoding.limits import Limits
 from superres.decoding.noise import noise_keys
-from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.interfaces import ScoringModel
-from superres.nn.model import EncoderDecoder
+from superres.interfaces import Int64
 from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
 from superres.pipeline.finish import finished, finishing_stream
 from superres.pipeline.judging import JudgingStream, bits_of_targets
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
     from superres.config import DecodeOptions
 
-OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits", "limited_scoring")
+OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits")
 """Properties that are computed once, and are others of a cascade than of its last stage."""
 
 # batch size beyond which a device hardly gets faster, by kind of device
@@ -112,16 +116,15 @@ class Upscaler(Pipeline):
             vars(cascade).pop(name_of_own, None)
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
         cascade.revision = f"{first.revision}+{self.revision}"
-        cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
         return cascade
 
     @classmethod
-    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.vocabulary < INTENSITIES:
-            raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, "
-                                  f"but pictures have {INTENSITIES}; choose another")
+    def _task_arguments(cls, folder: Path, network: ModelConfig) -> dict[str, Any]:
+        if network.vocabulary < INTENSITIES:
+            raise CheckpointError(f"checkpoint {folder} has {network.vocabulary} intensities, but "
+                                  f"pictures have {INTENSITIES}; choose another")
         try:
-            FaceTask.of(model.config)
+            FaceTask.of(network)
         except ConfigError as error:
             raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
@@ -181,14 +184,11 @@ class Upscaler(Pipeline):
                                                   else self.first.tokens_per_image)
 
     @cached_property
-    def limits(self) -> Limits:
+    def limits(self) -> Limits:  # type: ignore[override]
         """Limits on intensities under which a picture reduces to exactly its source, and to that of
         a cascade."""
         first = None if self.first is None else self.first.face_task
-        return Limits.of(self.network_task.limits(self.model_config.vocabulary, first), self.device)
-
-    def limited(self, model: ScoringModel) -> ScoringModel:
-        return LimitedModel(model, self.limits)
+        return Limits.of(self.network_task.limits(self.model_config.vocabulary, first))
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
@@ -356,7 +356,7 @@ class Upscaler(Pipeline):
         own, first = self.of_last(options), self.first
 
         def stream(sources: Feed[Any]) -> Stream[Any]:
-            return self._stream(self.scoring_for(own), sources, self._sources, own, rows,
+            return self._stream(self.scoring, sources, self._sources, own, rows,
                                 batch=batch, width=width)
 
         if first is None:
@@ -379,7 +379,7 @@ class Upscaler(Pipeline):
         memory."""
         options = self.default if options is None else options
         size = self.row_bytes(self.of_last(options))
-        rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
+        rows = max(1, min(USEFUL_ROWS[self.device], free_bytes(self.device) // (2 * size)))
         return rows if self.first is None else min(
             rows, self.first.fitting_rows(self.options_of_first(options))
         )
@@ -395,13 +395,12 @@ class Upscaler(Pipeline):
             encode(sources)  # refuses other types
         else:
             given = read_sources(sources, self.face_task, crop)
-        return given, list(map(Face, given.images,
-                               noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
+        return given, list(map(Face, given.images, noise_keys(keys, len(given.images)).tolist()))
 
-    def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
+    def source_tokens(self, sources: np.ndarray) -> Int64:
         """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise
         InvalidInputError."""
-        return torch.from_numpy(self.network_task.encode(sources)).to(self.device)
+        return self.network_task.encode(sources)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray,
                      batch_size: int = 8) -> np.ndarray:
@@ -429,7 +428,7 @@ class Upscaler(Pipeline):
         if before and self.first is not None:
             earlier = self.first.upscaled(
                 before, given, None if options is None else self.options_of_first(options))
-        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+        images = self.face_task.decode(np.stack([one.tokens for one in results]))
         made = Upscaled(
             images, [one.trace for one in results],
             sum(one.seconds for one in results) if seconds is None else seconds,
