@@ -287,3 +287,19 @@ def test_every_entry_works_in_a_forked_child():
             print(f"{name}: {os.waitpid(child, 0)[1]}", end=", ")
     """)
     assert found[1::2] == ["0,"] * 11, found
+
+
+@linux
+def test_a_large_batch_of_plain_steps_works_in_a_forked_child():
+    assert run("""
+        import signal
+        from superres.nn.torch_model import StepModel
+
+        plain = StepModel(random_model(config, dtype=torch.float32))
+        source = random_tokens(config, 300)[0]
+        expected, child = tokens(plain, 300), os.fork()
+        if not child:
+            signal.alarm(100)  # ends a child that hangs
+            os._exit(not torch.equal(tokens(plain, 300), expected))
+        print(os.waitpid(child, 0)[1])
+    """) == ["0"]
