@@ -4,7 +4,12 @@ Every message is one line that names the invalid value and the remedy. The comma
 without a traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MAX_SHOWN = 200  # characters of a value in a message
+TORCH = ("torch", "torchvision", "psutil", "scipy")
+"""What the torch extra brings, by the names of the modules."""
 
 
 def shown(value: object) -> str:
@@ -69,3 +74,18 @@ class PlaceError(SuperresError):
 
 class StoreError(SuperresError):
     """A survey's store is missing, unusable or of another schema, or lacks the requested study."""
+
+
+@contextmanager
+def torch_needed(what: str) -> Iterator[None]:
+    """Import torch, or what is built on it, for `what`, such as "engine plain", which begins the
+    message; ConfigError if torch is not installed.
+
+    What needs torch imports it inside, so that all else goes without.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in TORCH:
+            raise
+        raise ConfigError(f"{what} needs {error.name}: pip install 'superres[torch]'") from error
