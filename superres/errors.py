@@ -5,11 +5,18 @@ without a traceback.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 MAX_SHOWN = 200  # characters of a value in a message
-TORCH = ("torch", "torchvision", "psutil", "scipy")
-"""What the torch extra brings, by the names of the modules."""
+TORCH = ("psutil", "torch", "torchvision")
+EXTRAS = {
+    "hub": ("huggingface_hub",),
+    "survey": ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels",
+               "uvicorn"),
+    "torch": TORCH, "train": ("accelerate", "matplotlib", *TORCH),
+    "ui": ("fastapi", "gradio", "uvicorn"),
+}
+"""Packages of an extra, by the names of their modules."""
 
 
 def shown(value: object) -> str:
@@ -77,15 +84,20 @@ class StoreError(SuperresError):
 
 
 @contextmanager
-def torch_needed(what: str) -> Iterator[None]:
-    """Import torch, or what is built on it, for `what`, such as "engine plain", which begins the
-    message; ConfigError if torch is not installed.
-
-    What needs torch imports it inside, so that all else goes without.
-    """
+def extra_needed(what: str, *extras: str) -> Iterator[None]:
+    """Import inside what `what`, such as "superres train", needs; if it needs a package that is not
+    installed, the ConfigError names the first of the extras that brings it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in TORCH:
+        found = [extra for extra in extras if error.name in EXTRAS[extra]]
+        if not found:
             raise
-        raise ConfigError(f"{what} needs {error.name}: pip install 'superres[torch]'") from error
+        raise ConfigError(f"{what} needs {error.name}: pip install 'superres[{found[0]}]'"
+                          ) from error
+
+
+def torch_needed(what: str) -> AbstractContextManager[None]:
+    """Import inside what `what`, such as "--engine plain", needs of torch; ConfigError without
+    torch."""
+    return extra_needed(what, "torch")
