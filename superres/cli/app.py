@@ -164,11 +164,11 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def set_environment() -> None:
-    """Set what Gradio reads at its import, the bound on threads, and what the log has."""
+    """Set what Gradio and torch read at their import, and what the log has."""
     # By default Gradio records the last 10,000 requests.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
                       GRADIO_VIBE_MODE="")
-    # A step's threads wait for each other, so one core is left free for the page.
+    # torch's threads wait for each other at each step, so one core is left free for the page.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("superres.web").setLevel(logging.INFO)
