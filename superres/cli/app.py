@@ -18,7 +18,7 @@ from superres.cli.options import Checkpoint, Device, is_given
 from superres.cli.survey import results_line
 from superres.cli.survey_options import StoreLocation
 from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
-from superres.errors import ConfigError
+from superres.errors import extra_needed
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
 from superres.system.folders import page_folder
@@ -129,11 +129,9 @@ def load_translator(checkpoint: str | None, device: str) -> Translator | None:
 def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
     """Open the store of a survey, and return it with the application of the study `name`;
     StoreError if one lacks."""
-    try:
+    with extra_needed("--survey", "survey"):
         from superres.survey.server import study_app
         from superres.survey.store import Store
-    except ImportError as error:
-        raise ConfigError(f"--survey needs {error.name}: pip install 'superres[survey]'") from error
     opened = Store(store)
     return opened, study_app(opened, opened.study(name))
 
