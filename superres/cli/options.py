@@ -28,7 +28,6 @@ from superres.config import (
 )
 from superres.errors import ConfigError
 from superres.pipeline.resolved_options import SETTINGS, as_option, choices_for
-from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
@@ -213,6 +212,8 @@ def load_translator(checkpoint: str, device: str, languages: str | None = None,
     """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for
     `languages`."""
     check_device(device, engine)
+    from superres.tasks.translation import parse_languages
+
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator
 

@@ -13,7 +13,8 @@ from superres.checkpoint import load_checkpoint, open_checkpoint, read_task_file
 from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
+from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.interfaces import ScoringModel
 from superres.pipeline.choose import step_model, use_costs

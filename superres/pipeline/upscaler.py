@@ -28,8 +28,9 @@ from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_step
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
+from superres.tasks.crops import DEFAULT_CROP
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
-from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
+from superres.tasks.photos import PhotoSources, PictureLike, read_sources
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -30,7 +30,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.beam import beam_search
-from superres.decoding.proposers.ngrams import NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
 from superres.decoding.state import NanCheck
 from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ScoresError
