@@ -198,13 +198,14 @@ def check_device(device: str, engine: str = "auto") -> None:
     require_choice("--engine", engine, ENGINE_NAMES)
 
 
-def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
+def load_upscaler(checkpoint: str, device: str, engine: str = "auto", size: int | None = None,
+                  start: int | None = None) -> Upscaler:
     """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are
     refused before."""
     check_device(device, engine)
     from superres.pipeline.upscaler import Upscaler
 
-    return Upscaler.load(checkpoint, device, engine)
+    return Upscaler.load(checkpoint, device, engine, size, start)
 
 
 def load_translator(checkpoint: str, device: str, languages: str | None = None,

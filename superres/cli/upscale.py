@@ -184,9 +184,7 @@ def upscale(
         from superres.batch.run import upscale as upscale_all
 
         plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
-    upscaler = opt.load_upscaler(checkpoint, device, engine)
-    upscaler = upscaler if size is None else upscaler.at_size(size)
-    upscaler = upscaler if start is None else upscaler.from_size(start)
+    upscaler = opt.load_upscaler(checkpoint, device, engine, size, start)
     decode = combined(upscaler.default, opt.given_options(context, decode),
                       upscaler.model_config.prediction_heads, stages=upscaler.stages)
     # The work, and its summary.
