@@ -16,7 +16,7 @@ from superres.decoding.batching import Result
 from superres.decoding.block_size import check_options
 from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.native import build

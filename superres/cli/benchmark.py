@@ -16,7 +16,7 @@ from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.errors import ConfigError
 from superres.system.output import prepare_folder
 from superres.system.terminal import echo, echo_json
-from superres.tasks.face_data import require_faces
+from superres.tasks.face_paths import require_faces
 
 if TYPE_CHECKING:
     from superres.evaluation.workload import Workload

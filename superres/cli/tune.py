@@ -14,7 +14,7 @@ from superres.cli.evaluate import Split, check_split, show
 from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.system.progress import say
 from superres.system.terminal import echo
-from superres.tasks.face_data import Split as SplitName
+from superres.tasks.face_paths import Split as SplitName
 
 if TYPE_CHECKING:
     from superres.pipeline.pipeline import Pipeline

@@ -33,7 +33,7 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.timing import Timer
 from superres.evaluation.workload import text_workload
