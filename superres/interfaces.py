@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from superres.config import ModelConfig
+
+Float32: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Network:
+    """A network as data.
+
+    Attributes:
+        config: its settings.
+        arrays: its weights, contiguous float32, by the names of
+            `superres.config.parameters.parameter_shapes`.
+        revision: first digits of the SHA-256 of the file that they were read from.
+        module: the same network on torch, on the CPU, once something has asked
+            `superres.nn.weights.module_of` for it.
+    """
+
+    config: ModelConfig
+    arrays: Mapping[str, Float32]
+    revision: str = ""
+    module: Any = None
 
 
 class Sampler:

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
+from superres.config.tables import RESIDUAL_SCALE, SOURCE_MULTIPLE, longest_targets
 from superres.native.abi import FAR, LANES, NEAR, PANEL, CEncoded, CEncoder, CLinear
 from superres.native.build import library
 from superres.native.weights import PackedWeights, product, without_bias
 from superres.nn.attention import hidden_mask
-from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning
-from superres.nn.model import EncoderDecoder, Memory, longest_targets
-from superres.nn.torch_model import SOURCE_MULTIPLE
+from superres.nn.image_priors import AlignedConditioning
+from superres.nn.model import EncoderDecoder, Memory
 
 POINTS = (0.0, NEAR / 8, -NEAR / 8, FAR / 8, -FAR / 8)
 """The finite points at which Winograd's convolution multiplies polynomials; a sixth point is

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
+from superres.config.tables import INITIAL_SHARPNESS, RESIDUAL_SCALE, slot_count
 from superres.interfaces import Sampler, StepOutput
 from superres.native import abi
 from superres.native.build import library
 from superres.native.weights import PackedWeights
-from superres.nn.cache import slot_count
 from superres.nn.heads import RecurrentHeads
-from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
 from superres.nn.model import Memory
 from superres.nn.proposing import ProposingSession, StepState
 from superres.nn.torch_step import PARTS

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.block_size import paying_size
 from superres.decoding.blockwise import PlainDecoder
@@ -36,7 +37,6 @@ from superres.native.memory_image import MemoryImage, offset_of
 from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
 from superres.nn.image_priors import AlignedConditioning
-from superres.nn.torch_model import SOURCE_MULTIPLE
 from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result

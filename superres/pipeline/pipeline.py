@@ -20,6 +20,7 @@ from superres.config import (
     is_number,
     require,
 )
+from superres.config.tables import slot_count
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
@@ -28,7 +29,6 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import CheckpointError, ConfigError, shown
 from superres.interfaces import ScoringModel
-from superres.nn.cache import slot_count
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
 from superres.pipeline.cascade import CascadeStream

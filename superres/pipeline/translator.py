@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require, require_whole
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.batching import Result, Source, feed_of
 from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown
 from superres.nn.model import EncoderDecoder
-from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
+from superres.nn.torch_model import StepModel
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import choices_for
 from superres.pipeline.translated import Translated, Translation

@@ -11,11 +11,11 @@ from fakes import NATIVE, PLAIN, SMALL, Waiting, random_model, random_tokens, st
 
 from decodes import decode
 from superres.config import DecodeConfig
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.cost import measured_costs
 from superres.native.encoder import PARTS
-from superres.nn.torch_model import SOURCE_MULTIPLE
 from tests.native.helpers import KNOWN, compiled, native_model
 
 PICTURES = replace(SMALL, **NATIVE, conditioning_width=32, source_shape=(4, 6, 3),
