@@ -9,7 +9,7 @@ from typing import Any
 
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import BY_PRECISION
+from superres.native.engine import BY_PRECISION
 from superres.native.variants import for_machine
 from superres.system.machine import cpu_name, gpu_present, torch_version
 from superres.system.output import cache_folder
