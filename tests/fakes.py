@@ -96,7 +96,7 @@ class Waiting:
 
 def stacked(items):
     """Return the sources of sequences, without padding, as `Stream` asks for them."""
-    return torch.stack([item.source for item in items]), None
+    return np.stack([np.asarray(item.source) for item in items]), None
 
 
 @dataclass

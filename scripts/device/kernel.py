@@ -31,8 +31,8 @@ from measurements import Checkpoint, Faces, Values, run
 from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.limits import Limits
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.plain.limited import LimitedModel
 from superres.evaluation.timing import Timer
 from superres.gpu import weights

@@ -27,8 +27,8 @@ from superres.interfaces import (
     Sources,
     TensorDecoder,
 )
-from superres.system.torch_threads import TorchThreads
 from superres.system.precision import float32_products
+from superres.system.torch_threads import TorchThreads
 
 FEW_COLUMNS = 16
 """Columns of a step (rows times tokens) up to which torch's operations are too small to be divided
