@@ -96,10 +96,11 @@ COMPILER := $(if $(shell command -v c++ || command -v g++ || command -v clang++)
 $(VENV)/.installed: pyproject.toml
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV) \
 		|| { echo "Python cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@echo "Installing into $(VENV); the first time this downloads PyTorch and takes some minutes." >&2
+	@echo "Installing into $(VENV) ..." >&2
 	@$(VENV)/bin/pip install --quiet --editable ".$(COMPILER)"
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed
+	@$(if $(filter dev,$*),echo "Installing PyTorch and all that the tests need; this takes some minutes." >&2)
 	@$(VENV)/bin/pip install --quiet --editable ".[$*]"
 	@touch $@

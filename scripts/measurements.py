@@ -28,13 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from PIL import Image
 
 from superres.config import require
 from superres.errors import ConfigError, InvalidInputError, SuperresError
-from superres.system.machine import machine
 from superres.system.output import (
     figure_png,
     markdown_table,
@@ -93,7 +91,7 @@ class Table:
     """
 
     def __init__(self, module: str, folder: Path, conditions: Values,
-                 device: torch.device | str = "cpu", name: str | None = None) -> None:
+                 device: str = "cpu", name: str | None = None) -> None:
         """Open the document in `folder`, or start one.
 
         `conditions` are those of all rows, serialisable as JSON.
@@ -102,6 +100,10 @@ class Table:
             ConfigError: the document has other conditions or another processor, or cannot be read.
             OutputError: the folder cannot be written.
         """
+        import torch  # the tables are made with it, `make demo` is not
+
+        from superres.system.machine import machine
+
         self.name, self.folder, self.path = (name or module, folder,
                                              folder / f"{name or module}.json")
         here = machine(torch.device(device))

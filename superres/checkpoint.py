@@ -35,6 +35,7 @@ from superres.errors import (
     ConfigError,
     OutputError,
     SuperresError,
+    extra_needed,
     first_line,
     shown,
 )
@@ -48,8 +49,8 @@ from superres.system.json_files import (
     read_json,
     require_regular,
 )
-from superres.system.machine import TorchThreads
 from superres.system.output import short_digest, write_atomically
+from superres.system.torch_threads import TorchThreads
 from superres.tasks.registry import TASK_FILES
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -359,9 +360,10 @@ def fetch_from_hub(identifier: str) -> Path:
     hub responds.
 
     Raises CheckpointError if there is no such checkpoint, or the hub is unreachable and the
-    checkpoint is not cached.
+    checkpoint is not cached; ConfigError without the hub extra.
     """
-    from superres.system.hub import HUB_ERRORS, hub_file, hub_problem  # 0.4 s of CPU to import
+    with extra_needed(f"the checkpoint {shown(identifier)} of the hub", "hub"):
+        from superres.system.hub import HUB_ERRORS, hub_file, hub_problem  # 0.4 s of CPU to import
 
     problem = hub_problem(identifier, CONFIG)
     try:

@@ -4,7 +4,19 @@ Every message is one line that names the invalid value and the remedy. The comma
 without a traceback.
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 MAX_SHOWN = 200  # characters of a value in a message
+TORCH = ("psutil", "torch", "torchvision")
+EXTRAS = {
+    "hub": ("huggingface_hub",),
+    "survey": ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels",
+               "uvicorn"),
+    "torch": TORCH, "train": ("accelerate", "matplotlib", *TORCH),
+    "ui": ("fastapi", "gradio", "uvicorn"),
+}
+"""Packages of an extra, by the names of their modules."""
 
 
 def shown(value: object) -> str:
@@ -69,3 +81,23 @@ class PlaceError(SuperresError):
 
 class StoreError(SuperresError):
     """A survey's store is missing, unusable or of another schema, or lacks the requested study."""
+
+
+@contextmanager
+def extra_needed(what: str, *extras: str) -> Iterator[None]:
+    """Import inside what `what`, such as "superres train", needs; if it needs a package that is not
+    installed, the ConfigError names the first of the extras that brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        found = [extra for extra in extras if error.name in EXTRAS[extra]]
+        if not found:
+            raise
+        raise ConfigError(f"{what} needs {error.name}: pip install 'superres[{found[0]}]'"
+                          ) from error
+
+
+def torch_needed(what: str) -> AbstractContextManager[None]:
+    """Import inside what `what`, such as "--engine plain", needs of torch; ConfigError without
+    torch."""
+    return extra_needed(what, "torch")

@@ -114,6 +114,7 @@ class Engine(Protocol):
     """Whether the heads' confidence can choose the block size of every iteration."""
     costs: CostRecord  # of decoding on this class of processors, by which block sizes are chosen
     network: Network
+    peers: Any  # the processes that divide the columns of a step; None for a single process
     vocabulary: int  # V
     length: int  # T, the largest number of target tokens
     prediction_heads: int  # K, the number of heads p1..pK
@@ -356,6 +357,9 @@ class ScoringModel(Protocol):
     engine: str  # the name of its engine
     adaptive: bool  # as for `Engine`
     costs: CostRecord  # as for `Engine`
+    network: Network
+    code: str  # as for `Engine`
+    variant: str  # as for `Engine`
 
     @property
     def peers(self) -> Any:  # noqa: ANN401 -- `superres.decoding.plain.lookahead.peers.Peers`
@@ -382,6 +386,12 @@ class ScoringModel(Protocol):
     def decoder(self, plain: Any) -> TensorDecoder | None:  # noqa: ANN401 -- a `superres.decoding.plain.blockwise.PlainDecoder`
         """Return a faster decoder that takes over the rows of `plain`, or None if it does not
         support them."""
+
+    def likelihood(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Engine.likelihood`."""
+
+    def row_bytes(self, width: int, by_heads: bool) -> int:
+        """See `Engine.row_bytes`."""
 
     def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
         """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from decodes import engine_of
 from superres.checkpoint import save_checkpoint
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig, ModelConfig, general_costs
 from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Result
 from superres.decoding.block_size import check_options
+from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.sum_limits import Limits
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.native import build
@@ -299,8 +300,7 @@ def random_tokens(config, rows, seed=0):
 
 def limits_of(config):
     """Return the limits under which targets of a network reduce to their source."""
-    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary),
-                     torch.device("cpu"))
+    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary))
 
 
 def draft_of(model, noise=0.1, **changes):
@@ -331,7 +331,7 @@ def ngrams_of(model, order=3):
 
 def proposer_for(name, model):
     """Return the registered proposer `name` for a `StepModel`, with what it needs."""
-    make = {None: lambda _: (), "draft": lambda m: (draft_of(m),),
+    make = {None: lambda _: (), "draft": lambda m: (engine_of(draft_of(m)),),
             "ngrams": lambda m: (ngrams_of(m),)}
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
@@ -387,8 +387,9 @@ class ScriptedModel:
     vocabulary: int = 10
     lost: int = 9
     miss: int | None = None
-    own_threads = False
+    own_threads = adaptive = False
     peers: None = None
+    engine, device, costs = "scripted", torch.device("cpu"), general_costs(0.05)
 
     def decoder(self, plain):
         return None

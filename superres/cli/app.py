@@ -18,13 +18,14 @@ from superres.cli.options import Checkpoint, Device, is_given
 from superres.cli.survey import results_line
 from superres.cli.survey_options import StoreLocation
 from superres.config import DEFAULT_CASCADE, DEFAULT_TRANSLATOR, DEVICES, require
-from superres.errors import ConfigError
+from superres.errors import extra_needed
 from superres.survey.commands import DEFAULT_STORE
 from superres.system.asgi import how_to_leave, local_address
 from superres.system.folders import page_folder
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
+from superres.system.threads import given_threads, set_threads, usable_cores
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -128,11 +129,9 @@ def load_translator(checkpoint: str | None, device: str) -> Translator | None:
 def open_survey(name: str, store: str) -> tuple[Store, FastAPI]:
     """Open the store of a survey, and return it with the application of the study `name`;
     StoreError if one lacks."""
-    try:
+    with extra_needed("--survey", "survey"):
         from superres.survey.server import study_app
         from superres.survey.store import Store
-    except ImportError as error:
-        raise ConfigError(f"--survey needs {error.name}: pip install 'superres[survey]'") from error
     opened = Store(store)
     return opened, study_app(opened, opened.study(name))
 
@@ -166,12 +165,12 @@ def check_origins(origins: Sequence[str]) -> None:
 
 
 def set_environment() -> None:
-    """Set what Gradio and torch read at their import, and what the log has."""
+    """Set what Gradio reads at its import, the number of threads, and what the log has."""
     # By default Gradio records the last 10,000 requests.
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_ANALYTICS_MAX_EVENTS="1",
                       GRADIO_VIBE_MODE="")
-    # torch's threads wait for each other at each step, so one core is left free for the page.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    if given_threads() is None:  # one core is left free for the page
+        set_threads(max(1, usable_cores() - 1))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("superres.web").setLevel(logging.INFO)
 

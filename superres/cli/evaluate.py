@@ -27,8 +27,8 @@ from superres.config import (
 from superres.pipeline.resolved_options import SETTINGS, combined
 from superres.system.progress import say
 from superres.system.terminal import echo, echo_json
-from superres.tasks.face_data import SPLITS, is_celeba, require_faces
-from superres.tasks.face_data import Split as SplitName
+from superres.tasks.face_paths import SPLITS, is_celeba, require_faces
+from superres.tasks.face_paths import Split as SplitName
 
 if TYPE_CHECKING:
     from superres.pictures.read import Pixels

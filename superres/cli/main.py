@@ -8,7 +8,6 @@ with `decoding_command` if it has options for decoding settings. Modules that ar
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
 import sys
@@ -30,19 +29,15 @@ from superres.cli.translate import translate
 from superres.cli.tune import tune
 from superres.cli.upscale import manifest_app, upscale
 from superres.config import FACES, TRANSLATION
-from superres.errors import SuperresError
+from superres.errors import SuperresError, extra_needed
 from superres.system import signals
 from superres.system.progress import say
 from superres.system.terminal import PrintableFormatter, StandardOutputError, echo, standard_output
 
 INTERRUPTED = 128 + signal.SIGINT  # exit code after Ctrl-C, as shells use it
 NOT_READ = 141  # exit code if the reader of standard output has closed it, as shells use it
-EXTRAS = {
-    "survey": ("survey", "fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy",
-               "statsmodels", "uvicorn"),
-    "train": ("train", "accelerate", "matplotlib"), "app": ("ui", "fastapi", "gradio", "uvicorn"),
-}
-"""The extra that a command needs, and packages of it."""
+EXTRAS = {"app": "ui", "survey": "survey", "train": "train"}
+"""The extra that a command needs; what others lack is in the extra torch."""
 # typer's errors have no public base class; typer's version decides whether they come from click or
 # from typer.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -86,8 +81,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if logging.lastResort is not None:  # prints the warnings of libraries
         logging.lastResort.setFormatter(PrintableFormatter())
     words = sys.argv[1:] if arguments is None else list(arguments)
+    command = "".join(words[:1])
+    needed = extra_needed(f"superres {command}", EXTRAS.get(command, "torch"), "torch")
     try:
-        with signals.handled(), standard_output():
+        with signals.handled(), standard_output(), needed:
             code = app(args=words, prog_name="superres", standalone_mode=False)
     except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
@@ -95,8 +92,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{str(error.format_message()).rstrip('.')}; see {command} --help")  # type: ignore[attr-defined]
     except StandardOutputError as error:
         return NOT_READ if isinstance(error.__cause__, BrokenPipeError) else _refuse(str(error), 1)
-    except (SuperresError, ModuleNotFoundError) as error:
-        return _refuse(_explain(error, words))
+    except SuperresError as error:
+        return _refuse(str(error))
     except UnicodeEncodeError as error:
         if not re.search("[\ud800-\udfff]", error.object):
             raise
@@ -109,20 +106,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _explain(error: SuperresError | ModuleNotFoundError, words: Sequence[str]) -> str:
-    """Return the message of an error; raise it again if a module is missing that every installation
-    has."""
-    if isinstance(error, SuperresError):
-        return str(error)
-    extra, *packages = EXTRAS.get("".join(words[:1]), ("",))
-    if error.name in packages:
-        return f"superres {words[0]} needs {error.name}: pip install 'superres[{extra}]'"
-    if error.name not in ("huggingface_hub", "safetensors", "skimage", "torch", "torchvision"):
-        raise error
-    # the installation is for surveys alone
-    return f"decoding needs {error.name}: pip install superres"
-
-
 def _refuse(message: str, code: int = 2) -> int:
     say(message)
     return code
@@ -130,7 +113,4 @@ def _refuse(message: str, code: int = 2) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    # Torch's idle threads would spin beside the compiled code, and take a core from it. Torch reads
-    # this when it loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(run())

@@ -14,7 +14,7 @@ from superres.cli.evaluate import Split, check_split, show
 from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.system.progress import say
 from superres.system.terminal import echo
-from superres.tasks.face_data import Split as SplitName
+from superres.tasks.face_paths import Split as SplitName
 
 if TYPE_CHECKING:
     from superres.pipeline.pipeline import Pipeline
@@ -53,8 +53,8 @@ def tune(
 
     from superres.checkpoint import find_checkpoint
     from superres.evaluation.recording import costs_table, record_costs, stages_of
+    from superres.evaluation.timing import require_idle
     from superres.evaluation.tuning import save_costs_of, tuned_folder
-    from superres.system.machine import require_idle
 
     folder = find_checkpoint(checkpoint)
     target = None if no_save else tuned_folder(folder, folder if save is None else save)

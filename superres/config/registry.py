@@ -8,7 +8,7 @@ import logging
 import re
 from collections import UserDict
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TypeVar
 
 from superres.errors import ConfigError, plain, shown
@@ -16,6 +16,12 @@ from superres.errors import ConfigError, plain, shown
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@functools.cache
+def _installed() -> EntryPoints:
+    """Return the entry points of all installed packages, whose lists are read once."""
+    return entry_points()
 
 
 @functools.cache
@@ -27,7 +33,7 @@ def plugins_of(group: str) -> dict[str, EntryPoint]:
     them, with a warning, if the list of a package is damaged.
     """
     try:
-        found = [(entry.name, _package(entry), entry) for entry in entry_points(group=group)]
+        found = [(entry.name, _package(entry), entry) for entry in _installed().select(group=group)]
     # whatever a damaged package causes: no other command may depend on it
     except Exception as error:
         LOG.warning("plug-ins are not available: the list of an installed package is damaged (%s); "

@@ -23,8 +23,9 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
 from superres.decoding.loop import Loop
 from superres.decoding.plain.sampling import GREEDY
+from superres.evaluation.timing import Timer, peak_bytes
 from superres.evaluation.workload import Report, Run, Workload, block_sizes
-from superres.system.machine import Timer, machine, peak_bytes
+from superres.system.machine import machine
 from superres.system.output import figure_png, markdown_table, number_text, write_results
 from superres.system.progress import say
 

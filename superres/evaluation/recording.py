@@ -15,13 +15,15 @@ import numpy as np
 from superres.config import MOST_THREADS, CostRecord, DecodeConfig, StepCosts
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import TIMED, measured_costs
+from superres.evaluation.timing import Timer
 from superres.interfaces import Engine, Int64
 from superres.native.engine import NativeEngine
 from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import Timer, TorchThreads, machine, usable_cores
+from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text
 from superres.system.progress import Progress
+from superres.system.threads import most_threads, usable_cores
 
 BATCHES = {"faces": (1, 4, 16, 64), "translation": (1, 4, 64)}
 """Numbers of rows whose costs are recorded, by task."""
@@ -100,7 +102,7 @@ def _fastest_plan(engine: NativeEngine, source: Int64, plan: StepCosts,
                   on_one_thread: bool) -> StepCosts:
     """Return `plan` with the numbers of threads, of columns per thread and of rows together that
     are the fastest."""
-    rows, most = len(source), min(usable_cores(), TorchThreads.limit())
+    rows, most = len(source), most_threads()
     numbers = [] if on_one_thread else sorted(
         {2**power for power in range(1, (most - 1).bit_length())} | {most} - {1}
     )

@@ -3,7 +3,7 @@ with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -55,6 +55,17 @@ class Memory:
         """Return a memory of the rows `rows`, int64 [R]; a row may occur several times."""
         parts = ((field.name, getattr(self, field.name)) for field in fields(self))
         return replace(self, **{name: part[rows] for name, part in parts if part is not None})
+
+    @staticmethod
+    def joined(parts: Sequence[Memory]) -> Memory:
+        """Return the rows of all parts, one part after another; they are of sources of one
+        length."""
+        first, kind = parts[0], parts[0].states.dtype
+        own = {field.name: torch.cat([getattr(part, field.name) for part in parts])
+               for field in fields(first) if getattr(first, field.name) is not None}
+        if any(part.mask is not None for part in parts):
+            own["mask"] = torch.cat([part.hidden(kind) for part in parts])
+        return replace(first, **own)
 
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row repeated `copies` times in succession."""

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from superres.errors import CheckpointError, plain
+from superres.interfaces import Network
+from superres.nn.model import EncoderDecoder
 from superres.system.json_files import require_regular
 
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
@@ -86,3 +88,16 @@ def _compare(
                                                          "more" if len(names) > 3 else "")
             raise CheckpointError(f"{origin} {problem}: {listed}; the weights do not belong to "
                                   "this config.json")
+
+
+def network_of(model: EncoderDecoder, revision: str = "") -> Network:
+    """Return the settings and weights of a module; the arrays share its memory where they are
+    contiguous float32 on the CPU."""
+    arrays = {name: value.detach().float().cpu().contiguous().numpy()
+              for name, value in model.state_dict().items()}
+    return Network(model.config, arrays, revision, model)
+
+
+def module_of(network: Network) -> EncoderDecoder:
+    """Stand-in until the merge."""
+    return network.module

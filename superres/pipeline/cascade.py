@@ -10,11 +10,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from superres.checkpoint import Checkpoint
 from superres.decoding.batching import Feed, Result, Stream
 from superres.decoding.noise import part_keys
 from superres.decoding.trace import RowTrace
 from superres.pictures.read import Pixels
 from superres.tasks.faces import FaceTask
+
+
+def needed_stages(stages: Sequence[Checkpoint], size: int | None,
+                  start: int | None) -> Sequence[Checkpoint]:
+    """Return the stages of a cascade from the one with inputs of `start` pixels to the last with
+    outputs of `size`, if given; all of them unless there are both."""
+    networks = [stage.network for stage in stages]
+    inputs, outputs = ([network.source_shape[0] for network in networks],
+                       [network.target_shape[0] for network in networks])
+    try:
+        first = 0 if start is None else inputs.index(start)
+        last = len(stages) if size is None else len(stages) - outputs[::-1].index(size)
+    except ValueError:  # a cascade of all stages says which there are
+        return stages
+    return stages[first:last] or stages
 
 
 class PictureStream(Protocol):

@@ -12,7 +12,8 @@ from superres.config import DecodeConfig, ModelConfig, require
 from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
+from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.pipeline.choose import engine_of, use_costs
 from superres.pipeline.recorded_costs import read_costs

@@ -18,6 +18,7 @@ from superres.config import (
     DecodeConfig,
     ModelConfig,
     Reliability,
+    require,
     require_whole,
 )
 from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
@@ -25,15 +26,16 @@ from superres.decoding.limits import Limits
 from superres.decoding.noise import noise_keys
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.interfaces import Int64
-from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
+from superres.pipeline.cascade import CascadeStream, PictureStream, needed_stages, stage_traces
 from superres.pipeline.finish import finished, finishing_stream
 from superres.pipeline.judging import JudgingStream, bits_of_targets
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
+from superres.tasks.crops import DEFAULT_CROP
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
-from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
+from superres.tasks.photos import PhotoSources, PictureLike, read_sources
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,18 +86,20 @@ class Upscaler(Pipeline):
     @classmethod
     def load(
         cls, name_or_dir: str | Path | Checkpoint | None = None, device: str = "auto",
-        engine: str = "auto",
+        engine: str = "auto", size: int | None = None, start: int | None = None,
     ) -> Upscaler:
-        """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
+        """See `Pipeline.load`; of the stages of a cascade, which are checkpoints, only those of
+        `at_size(size)` and `from_size(start)` are read."""
         checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         upscaler, *following = (super(Upscaler, cls).load(stage, device, engine)
-                                for stage in checkpoint.networks)
+                                for stage in needed_stages(checkpoint.networks, size, start))
         for stage in following:
             upscaler = stage.after(upscaler, checkpoint.folder.resolve().name)
         reliability = checkpoint.reliability
         if reliability is not None and reliability.revision == upscaler.revision:
             upscaler.reliability = reliability
-        return upscaler
+        upscaler = upscaler if size is None else upscaler.at_size(size)
+        return upscaler if start is None else upscaler.from_size(start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """See `Pipeline.__reduce__`; a cascade consists of its stages."""
@@ -144,18 +148,15 @@ class Upscaler(Pipeline):
         return FaceTask(first.source, own.target, (*first.between, own.source))
 
     def at_size(self, side: int) -> Upscaler:
-        """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if
-        none has."""
+        """Return the upscaler of the stages up to outputs of `side` pixels; ConfigError if none."""
         require_whole("size", side)
-        sides, upscaler = list[int](), self
-        while True:
-            sides.insert(0, upscaler.face_task.target)
-            if upscaler.face_task.target == side:
-                return upscaler
-            if upscaler.first is None:
-                raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} "
-                                  f"pixels, not {side}; choose another --size or --checkpoint")
-            upscaler = upscaler.first
+        stages: list[Upscaler] = [self]
+        while stages[0].first is not None:
+            stages.insert(0, stages[0].first)
+        sides = {stage.face_task.target: stage for stage in stages}
+        require(side in sides, f"{self.name} draws pictures of {' or '.join(map(str, sides))} "
+                f"pixels, not {side}; choose another --size or --checkpoint")
+        return sides[side]
 
     def from_size(self, side: int) -> Upscaler:
         """Return the upscaler of the stages from the one whose inputs have `side` pixels;

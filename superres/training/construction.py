@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from superres.nn.heads import PredictionHeads
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.nn.weights import load_weights
 from superres.pipeline.choose import pick_device
-from superres.system.machine import free_bytes, usable_cores
+from superres.system.machine import free_bytes
+from superres.system.threads import given_threads, usable_cores
 from superres.training.muon import Muon
 from superres.training.stage import Stage
 
@@ -39,17 +39,15 @@ def resolved(settings: Stage, saved: Stage | None = None) -> Stage:
     run to resume.
 
     A new run is in bf16 on a GPU and on a processor with bf16 arithmetic, which others would
-    emulate. It has one thread, or as many as OMP_NUM_THREADS says: threads wait for one another at
-    every operation, so that a core that another process uses makes a step on two threads many times
-    slower than one on one thread.
+    emulate. It has one thread, or as many as `set_threads` or OMP_NUM_THREADS says: threads wait
+    for one another at every operation, so that a core that another process uses makes a step on two
+    threads many times slower than one on one thread.
     """
     # missing in older releases
     known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     native = training_device(settings).type != "cpu" or any(map(known.get, BF16_ARITHMETIC))
     precision = saved.precision if saved is not None else "bf16" if native else "no"
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = ((saved.threads if saved is not None else int(given) if given.isdecimal() else None)
-               or 1)
+    threads = (given_threads() if saved is None else saved.threads) or 1
     return dataclasses.replace(
         settings, precision=precision if settings.precision == "auto" else settings.precision,
         threads=settings.threads or min(threads, usable_cores()))

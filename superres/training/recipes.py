@@ -26,8 +26,8 @@ from superres.pipeline.choose import fastest_exact, pick_device
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
 from superres.system.json_files import read_json
-from superres.system.machine import usable_cores
 from superres.system.output import check_folder, write_result
+from superres.system.threads import usable_cores
 from superres.tasks import translation
 from superres.tasks.face_data import mixed_inputs, read_drawn, read_faces
 from superres.training.construction import build_model

@@ -20,9 +20,9 @@ from PIL import Image
 from superres.errors import InvalidInputError, SuperresError
 from superres.pictures.read import Pixels
 from superres.pictures.untrusted import MOST_SECONDS, READER, read_untrusted
-from superres.tasks.crops import FACE, Crop
+from superres.tasks.crops import DEFAULT_CROP, FACE, Crop
 from superres.tasks.faces import FaceTask, area_reduce
-from superres.tasks.photos import DEFAULT_CROP, choose_crops, input_of, largest
+from superres.tasks.photos import choose_crops, input_of, largest
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import Deadline

@@ -28,7 +28,7 @@ from superres.checkpoint import (
     weights_digest,
 )
 from superres.config import DecodeConfig
-from superres.decoding.proposers.ngrams import NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
 from superres.errors import CheckpointError, OutputError
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.nn.weights import load_weights

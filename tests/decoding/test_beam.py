@@ -14,7 +14,7 @@ from textual import CONFIG, wordy
 
 from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.beam import beam_search, beam_steps
+from superres.decoding.plain.beam import beam_search, beam_steps
 from superres.errors import ConfigError
 from superres.native import build
 from superres.native.model import NativeModel

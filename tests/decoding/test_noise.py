@@ -10,7 +10,7 @@ from scipy.stats import chisquare, kstest
 
 from superres.config import DecodeConfig
 from superres.decoding.noise import Noise, gumbel, logarithm, philox, round_keys, weights
-from superres.decoding.sampling import Samplers
+from superres.decoding.plain.sampling import Samplers
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -12,7 +12,9 @@ from fakes import NATIVE, VARIANTS, random_model
 
 from superres.native import build, variants
 from superres.native.abi import DIGEST, FUNCTIONS
-from superres.native.model import NativeModel
+from superres.native.engine import NativeEngine
+from superres.native.on_torch import ModelOnTorch
+from superres.nn.weights import network_of
 
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -21,8 +23,9 @@ KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items()}
 
 
 def native_model(config, **options):
-    """Return a native model of random weights; options as for `NativeModel`."""
-    return NativeModel(random_model(config, dtype=torch.float32), **options)
+    """Return a native engine of random weights on torch; options as for `NativeEngine`."""
+    return ModelOnTorch(NativeEngine(network_of(random_model(config, dtype=torch.float32)),
+                                     **options))
 
 
 def small_source(digest=DIGEST, self_test=variants.SELF_TEST):

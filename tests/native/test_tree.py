@@ -11,9 +11,9 @@ from textual import CONFIG, wordy
 
 from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.plain.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.limited import LimitedModel
 from superres.interfaces import Tree
 from superres.native.model import NativeModel, NativeTreeSession
 from superres.nn.torch_model import StepModel

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from decodes import decode
 from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig
-from superres.nn import image_priors
+from superres.nn import image_priors, likelihood
 from superres.nn.attention import attend, causal_attention, hidden_mask, local_attention
 from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import meta_network
 from superres.nn.torch_model import StepModel
-from superres.system.machine import TorchThreads
 
 
 def size(module):
@@ -137,16 +136,22 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_per_dim_is_the_mean_surprise_in_bits(threads, monkeypatch):
-    monkeypatch.setattr(TorchThreads, "limit", lambda: threads)
+    monkeypatch.setattr(likelihood, "most_threads", lambda: threads)
     config = VARIANTS["base aids"]
     model = random_model(config)
     source, target = random_tokens(config, 3)
     expected = []
     for row in range(3):
         scores = model.scores(model(source[row : row + 1], target[row : row + 1]))[0]
-        likelihood = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
-        expected.append(float(-likelihood.log2().mean()))
-    assert bits_per_dim(model, source, target, batch_size=2).tolist() == pytest.approx(expected)
+        p = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
+        expected.append(float(-p.log2().mean()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = bits_per_dim(model, source, target, batch_size=2)
+    finally:
+        torch.set_num_threads(before)
+    assert found.tolist() == pytest.approx(expected)
 
 
 def by_query(query, key, value, shown):

@@ -42,8 +42,8 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.native import build
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel

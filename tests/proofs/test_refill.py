@@ -25,7 +25,7 @@ from superres.config import Confidence, DecodeConfig
 from superres.decoding import batching
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
-from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.plain.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.native import build
 from superres.native.decoder import NativeDecoder

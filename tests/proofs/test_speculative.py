@@ -17,7 +17,7 @@ from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import sampling
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.sampling import filtered
+from superres.decoding.plain.sampling import filtered
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput
 from superres.nn.torch_model import StepModel

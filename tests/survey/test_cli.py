@@ -377,17 +377,6 @@ def test_two_folders_become_a_study_a_report_and_an_export_without_torch(here):
     assert Path("votes.csv").is_file()
 
 
-def test_the_group_survey_is_the_extra_and_what_it_needs_of_the_rest():
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    group, extra = (project["dependency-groups"]["survey"],
-                    project["project"]["optional-dependencies"]["survey"])
-    assert set(extra) <= set(group)
-    others = {name for name in project["project"]["dependencies"] if not name.startswith((
-        "torch", "huggingface_hub", "psutil", "safetensors", "scikit-image"))}
-    assert set(group) == others | set(extra)
-
-
 def test_help_needs_no_extra():
     shown = superres_without((*EXTRA, *DECODING), *([*words, "--help"] for words in (
         ["survey"], *(["survey", command] for command in COMMANDS))))
@@ -396,18 +385,20 @@ def test_help_needs_no_extra():
 
 
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
-    words = ["survey", "create", "x", "--images", "photos", "--method-a", "name=k,block_size=2",
-             "--method-b", "camera"]
-    refused = superres_without(("torch", "uvicorn"), words, ["survey", "serve", "x"])
+    refused = superres_without(("torch", "uvicorn"), ["tune", "--no-save"],
+                               ["survey", "serve", "x"])
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
-        "superres: decoding needs torch: pip install superres",
+        "superres: superres tune needs torch: pip install 'superres[torch]'",
         "superres: superres survey needs uvicorn: pip install 'superres[survey]'"]
     training = ["train", "base", "--data", "x", "--output", "y", "--steps", "1"]
     refused = superres_without(("accelerate", "gradio"), training, ["app", "--port", "0"])
     assert refused.stderr.splitlines() == [
         "superres: superres train needs accelerate: pip install 'superres[train]'",
         "superres: superres app needs gradio: pip install 'superres[ui]'"]
+    refused = superres_without(("huggingface_hub",), ["tune", "--checkpoint", "owner/name"])
+    assert refused.stderr == ("superres: the checkpoint 'owner/name' of the hub needs "
+                              "huggingface_hub: pip install 'superres[hub]'\n")
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -239,7 +239,7 @@ def test_heads_of_a_checkpoint_with_fewer_or_more_of_them_are_kept(kind, before,
     ({}, {}, ("no", 1)),
     ({"avx512_bf16": True}, {}, ("bf16", 1)),
     ({"bf16": True, "avx512_bf16": False}, {"OMP_NUM_THREADS": "2"}, ("bf16", 2)),
-    ({"avx512_bf16": False}, {"OMP_NUM_THREADS": "2,1"}, ("no", 1)),
+    ({"avx512_bf16": False}, {"OMP_NUM_THREADS": "2,1"}, ("no", 2)),
 ])
 def test_a_run_has_one_thread_and_the_precision_of_the_processor_and_keeps_both(
     known, environment, expected, tmp_path, monkeypatch, capsys,

@@ -20,8 +20,8 @@ from superres.config import BeamConfig
 from superres.decoding.plain.state import NanCheck
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
-from superres.system.machine import TorchThreads
 from superres.system.precision import float32_products
+from superres.system.torch_threads import TorchThreads
 
 
 @dataclass

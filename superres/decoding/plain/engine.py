@@ -27,7 +27,7 @@ from superres.interfaces import (
     Sources,
     TensorDecoder,
 )
-from superres.system.machine import TorchThreads
+from superres.system.torch_threads import TorchThreads
 from superres.system.precision import float32_products
 
 FEW_COLUMNS = 16
@@ -96,6 +96,14 @@ class PlainEngine:
     @property
     def variant(self) -> str:
         return self.model.variant
+
+    @property
+    def peers(self) -> Any:  # noqa: ANN401 -- as in the interface
+        return self.model.peers
+
+    @peers.setter
+    def peers(self, peers: Any) -> None:  # noqa: ANN401
+        self.model.peers = peers
 
     @property
     def weight_bytes(self) -> int:

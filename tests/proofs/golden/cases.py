@@ -34,7 +34,7 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
-from superres.decoding.beam import beam_search
+from superres.decoding.plain.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
 from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
