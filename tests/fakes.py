@@ -16,12 +16,16 @@ from superres.decoding.batching import Result
 from superres.decoding.block_size import check_options
 from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
+from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.native import build
+from superres.native.engine import NativeEngine
+from superres.native.on_torch import ModelOnTorch
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
+from superres.nn.weights import network_of
 from superres.pipeline.pipeline import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode
@@ -327,6 +331,17 @@ def ngram_rows(model):
 def ngrams_of(model, order=3):
     """Return counts of `ngram_rows`, by three channels."""
     return count_ngrams(ngram_rows(model).numpy(), NgramTable(order, model.vocabulary, 3), least=1)
+
+
+def on_native(network, end_token=None, **options):
+    """Return the native engine of a network on torch, as a model on torch; options as for
+    `NativeEngine`."""
+    return ModelOnTorch(NativeEngine(network_of(network), end_token, **options))
+
+
+def drafted(model, limits=None):
+    """Return the proposer of a draft model."""
+    return DraftProposer(engine_of(model), limits)
 
 
 def proposer_for(name, model):

@@ -62,8 +62,8 @@ def position_signal(shape: tuple[int, ...], width: int) -> Float32:
     if len(shape) == 1:
         return sinusoid(shape[0], width).copy()
     rows, row_length = shape[0], math.prod(shape[1:])
-    return np.concatenate([np.repeat(sinusoid(rows, width // 2), row_length, axis=0),
-                           np.tile(sinusoid(row_length, width // 2), (rows, 1))], axis=1)
+    down, across = sinusoid(rows, width // 2), sinusoid(row_length, width // 2)
+    return np.hstack([np.repeat(down, row_length, axis=0), np.tile(across, (rows, 1))])
 
 
 def neighbour_table(shape: tuple[int, ...]) -> Int64:

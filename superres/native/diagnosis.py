@@ -9,7 +9,7 @@ from typing import Any
 
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import BY_PRECISION
+from superres.native.engine import BY_PRECISION
 from superres.native.variants import for_machine
 from superres.system.machine import cpu_name, gpu_present, torch_version
 from superres.system.output import cache_folder
@@ -32,7 +32,8 @@ def report() -> dict[str, Any]:
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} "
         f"cores usable, by at most {most_threads()} threads",
         **native,
-        "engine": "plain" if native["native"].startswith("none") else BY_PRECISION["int8"],
+        "engine": (BY_PRECISION["int8"] if not native["native"].startswith("none")
+                   else "none" if torch is None else "plain"),
         "compiler": _compiler(),
         "cache": f"{cache}, libraries: {len([*cache.glob('native-*')])}",
     }

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from superres.config import LONGEST, ModelConfig
+from superres.config import ModelConfig
+from superres.config.tables import RESIDUAL_SCALE, longest_targets, position_signal
 from superres.nn import image_priors
 from superres.nn.attention import hidden_mask
 from superres.nn.heads import PredictionHeads, RecurrentHeads
-from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning, NumericNeighbourhood
-from superres.nn.layers import Layer, TiedProjection, TokenEmbedding, position_signal
+from superres.nn.image_priors import AlignedConditioning, NumericNeighbourhood
+from superres.nn.layers import Layer, TiedProjection, TokenEmbedding
 from superres.system.precision import float32_products
 
 
@@ -84,11 +85,6 @@ class Memory:
                        mask=F.pad(mask, (0, spare), value=float("-inf")))
 
 
-def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
-    """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens`, int64 [B]."""
-    return (source_tokens * LONGEST[0] + LONGEST[1]).clamp_(max=config.target_length)
-
-
 @dataclass
 class DecoderOutput:
     """Decoder output over whole targets (teacher forcing)."""
@@ -120,10 +116,10 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = (
             None if tied else TokenEmbedding(config.vocabulary, source_channels, width))
         self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
-        self.register_buffer("source_signal", position_signal(config.source_shape, width),
-                             persistent=False)
-        self.register_buffer("signal", position_signal(config.target_shape, width),
-                             persistent=False)
+        for name, shape in (("source_signal", config.source_shape),
+                            ("signal", config.target_shape)):
+            self.register_buffer(name, torch.from_numpy(position_signal(shape, width)),
+                                 persistent=False)
         self.encoder = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Layer(config, config.cross_attention)
                                      for _ in range(config.decoder_layers))

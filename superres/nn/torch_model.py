@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import CostRecord, general_costs
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.interfaces import Network, Sources, TensorDecoder, Tree
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder, Memory
@@ -20,13 +21,6 @@ from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
 from superres.nn.weights import network_of
 from superres.system.precision import float32_products
-
-SOURCE_MULTIPLE = 16
-"""Sessions pad their sources to a multiple of this many positions, for two reasons.
-
-MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same
-score in every column of a step. The native step reads vectors of 16.
-"""
 
 
 def half_precision(layers: nn.ModuleList) -> nn.ModuleList:

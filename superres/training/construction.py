@@ -14,8 +14,9 @@ from torch import nn
 
 from superres.checkpoint import load_checkpoint
 from superres.config import ModelConfig, require
+from superres.config.parameters import parameter_shapes
 from superres.nn.heads import PredictionHeads
-from superres.nn.model import EncoderDecoder, meta_network
+from superres.nn.model import EncoderDecoder
 from superres.nn.weights import load_weights
 from superres.pipeline.choose import pick_device
 from superres.system.machine import free_bytes
@@ -88,7 +89,7 @@ def build_model(config: ModelConfig, settings: Stage,
 def _require_memory(config: ModelConfig, device: torch.device) -> None:
     """Raise ConfigError unless the weights to train fit into free memory, before any of them is
     made."""
-    weights = sum(one.numel() for one in meta_network(config).parameters())
+    weights = sum(map(math.prod, parameter_shapes(config).values()))
     # In float32: weights, their average, gradients and both moments of the optimiser. A network for
     # a GPU is made on the CPU, beside its start.
     for where, copies in {device: 5, torch.device("cpu"): 5 if device.type == "cpu" else 2}.items():

@@ -26,8 +26,8 @@ from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.limits import Limits
+from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.plain.limited import LimitedModel
 from superres.errors import ConfigError, ScoresError
 from superres.gpu import kernel, launch, model, speculative

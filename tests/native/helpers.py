@@ -8,13 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import NATIVE, VARIANTS, random_model
+from fakes import NATIVE, VARIANTS, on_native, random_model
 
 from superres.native import build, variants
 from superres.native.abi import DIGEST, FUNCTIONS
-from superres.native.engine import NativeEngine
-from superres.native.on_torch import ModelOnTorch
-from superres.nn.weights import network_of
 
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -24,8 +21,7 @@ KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items()}
 
 def native_model(config, **options):
     """Return a native engine of random weights on torch; options as for `NativeEngine`."""
-    return ModelOnTorch(NativeEngine(network_of(random_model(config, dtype=torch.float32)),
-                                     **options))
+    return on_native(random_model(config, dtype=torch.float32), **options)
 
 
 def small_source(digest=DIGEST, self_test=variants.SELF_TEST):

@@ -19,23 +19,23 @@ from fakes import (
     random_tokens,
     without_compilers,
 )
+from superres.native.model import NativeModel
 
 from decodes import decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.plain.sampling import GREEDY
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import HeadProposer
-from superres.decoding.plain.sampling import GREEDY
-from superres.decoding.plain.limited import LimitedModel
 from superres.errors import ScoresError
 from superres.native import build, weights
 from superres.native import model as native_model
 from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.choose import step_model
 from tests.nn.helpers import check_steps

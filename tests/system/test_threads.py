@@ -16,13 +16,13 @@ from functools import partial
 import pytest
 import torch
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from superres.native.model import NativeModel
 
 import superres
 from decodes import decode
 from superres.config import DecodeConfig
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.system import threads
 from superres.system.precision import _Precision, float32_products

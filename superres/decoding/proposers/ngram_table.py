@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from superres.config import require, require_whole
 from superres.errors import CheckpointError, ConfigError, plain
-from superres.system.json_files import require_regular
+from superres.system.tensor_files import read_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,12 +86,8 @@ class NgramTable:
     def read(cls, path: Path) -> NgramTable:
         """Read a file written from `to_bytes`; raises CheckpointError if it is missing, damaged or
         another file."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         try:
-            require_regular(path)
-            arrays = load_file(path)
+            arrays = read_arrays(path)
             settings, keys, tokens = arrays["settings"], arrays["keys"], arrays["tokens"]
             order, vocabulary, channels = settings.tolist()
             table = cls(order, vocabulary, channels, keys, tokens.astype(np.int64))
@@ -102,7 +98,7 @@ class NgramTable:
         except FileNotFoundError as error:
             raise CheckpointError(f"no n-grams at {path}; count them with 'superres train "
                                   "ngrams'") from error
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError,
+        except (OSError, ValueError, KeyError, TypeError, AttributeError,
                 ConfigError) as error:
             raise CheckpointError(f"{path} is not a table of n-grams ({plain(str(error))}); count "
                                   "them with 'superres train ngrams'") from error

@@ -28,6 +28,7 @@ from fakes import (
     stacked,
 )
 from PIL import Image
+from superres.native.model import NativeModel
 
 from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
@@ -36,7 +37,6 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.plain.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
