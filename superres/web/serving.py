@@ -244,7 +244,7 @@ def add_routes(
             "status": "stopping" if decoding.is_closing else "ok", "busy": decoding.is_busy,
             "waiting": len(page._queue), "max_queue": page._queue.max_size,
             "checkpoint": decoding.upscaler.name, "revision": decoding.upscaler.revision,
-            "device": str(decoding.upscaler.device),
+            "device": decoding.upscaler.device,
         }, 503 if decoding.is_closing else 200)
 
     @server.get(CARD_PATH)
