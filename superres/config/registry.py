@@ -19,7 +19,7 @@ PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @functools.cache
-def _installed() -> Any:  # its type differs between versions of Python
+def _installed() -> Any:  # noqa: ANN401 -- its type differs between versions
     """Return the entry points of all installed packages, whose lists are read once."""
     return entry_points()
 
