@@ -96,8 +96,8 @@ def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
     """Return the bits per token of the target, its code length under p1, for each target image,
     float64 [N].
 
-    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. A GPU scores
-    `batch_size` together. The code is that of p1 without limits. With limits
+    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. `batch_size`
+    of them are scored together. The code is that of p1 without limits. With limits
     (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has probability
     0, and true pictures seldom do.
 
@@ -122,9 +122,8 @@ def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
         stage = stage.first
     bits, tokens = np.zeros(len(sources)), upscaler.model_config.target_length
     for engine, pair in coded_stages(upscaler, [sources, *pictures]):
-        size = batch_size if engine.device != "cpu" else max(len(sources), 1)
-        for first in range(0, len(sources), size):
-            rows = slice(first, first + size)
+        for first in range(0, len(sources), batch_size):
+            rows = slice(first, first + batch_size)
             own, _ = engine.likelihood(*(part[rows] for part in pair))
             bits[rows] += own * (pair[1].shape[1] / tokens)
     return bits
