@@ -31,11 +31,12 @@ from superres.checkpoint import open_checkpoint
 from superres.config import DEFAULT_CASCADE, StepCosts
 from superres.decoding.cost import TIMED
 from superres.evaluation.recording import record_of, stages_of
+from superres.evaluation.timing import require_idle
 from superres.pictures.read import Pixels
 from superres.pipeline.browser_export import MODULES, write_engine
 from superres.pipeline.recorded_costs import save_costs
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import cpu_name, require_idle
+from superres.system.machine import cpu_name
 from superres.tasks.face_data import read_faces
 
 LOAD = """async variant => {

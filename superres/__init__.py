@@ -9,14 +9,14 @@ from superres.version import __version__
 
 __all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "StepModel", "SuperresError",
            "Translator", "Upscaler", "__version__", "load", "register_criterion", "register_engine",
-           "register_proposer"]
+           "register_proposer", "set_threads"]
 
 _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
           "Proposer": "decoding.proposers.proposer", "StepModel": "nn.torch_model",
           "SuperresError": "errors", "Translator": "pipeline.translator",
           "Upscaler": "pipeline.upscaler", "load": "pipeline.auto",
           "register_criterion": "pipeline.registration", "register_engine": "pipeline.registration",
-          "register_proposer": "pipeline.registration"}
+          "register_proposer": "pipeline.registration", "set_threads": "system.threads"}
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from superres.pipeline.translator import Translator
     from superres.pipeline.upscaler import Upscaler
+    from superres.system.threads import set_threads
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -13,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from superres.config import (
     FORMAT_VERSION,
@@ -30,6 +31,7 @@ from superres.config import (
     reader_of,
     require,
 )
+from superres.config.parameters import check_shapes, parameter_shapes
 from superres.errors import (
     CheckpointError,
     ConfigError,
@@ -37,10 +39,10 @@ from superres.errors import (
     SuperresError,
     extra_needed,
     first_line,
+    plain,
     shown,
 )
-from superres.nn.model import EncoderDecoder, meta_network
-from superres.nn.weights import load_weights, read_tensors
+from superres.interfaces import Network
 from superres.system.folders import bundled_folder
 from superres.system.json_files import (
     MOST_BYTES,
@@ -49,13 +51,21 @@ from superres.system.json_files import (
     read_json,
     require_regular,
 )
-from superres.system.machine import TorchThreads
 from superres.system.output import short_digest, write_atomically
+from superres.system.tensor_files import parse_tensors
 from superres.tasks.registry import TASK_FILES
 
+if TYPE_CHECKING:
+    import torch
+
+    from superres.nn.model import EncoderDecoder
+
 ConfigT = TypeVar("ConfigT", bound=Config)
+FloatT = TypeVar("FloatT", np.float32, np.float64)
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
+"""Accepted types of tensors in model.safetensors."""
 MOST_STAGES = 8
 """Largest number of stages of a cascade. If each doubles the sides, 1x1 pixel becomes 256x256, the
 largest picture."""
@@ -112,7 +122,7 @@ def recover_folder(folder: Path) -> None:
 
 def save_checkpoint(
     model: EncoderDecoder, folder: str | Path, extra: dict[str, Any] | None = None,
-    dtype: torch.dtype = torch.bfloat16, training: Sequence[dict[str, Any]] | None = None,
+    dtype: torch.dtype | None = None, training: Sequence[dict[str, Any]] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write `model` to a checkpoint folder, which is replaced atomically; other files in it are
@@ -122,15 +132,18 @@ def save_checkpoint(
         model: the network.
         folder: created if it is missing.
         extra: further entries of config.json.
-        dtype: type of the stored weights.
+        dtype: type of the stored weights; None: bfloat16.
         training: stages of training for `training.jsonl`; None keeps an existing file.
         files: content of the task's files by name (such as a vocabulary).
 
     Raises:
         OutputError: the folder cannot be written.
     """
+    import torch
+    from safetensors.torch import save_file
+
     folder = Path(folder)
-    weights = {name: value.detach().to("cpu", dtype).contiguous() for name,
+    weights = {name: value.detach().to("cpu", dtype or torch.bfloat16).contiguous() for name,
                value in model.state_dict().items()}
     with replaced_folder(folder) as fresh:
         if folder.is_dir():
@@ -322,20 +335,61 @@ def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
                           "checkpoint, or give --no-save") from error
 
 
-def load_checkpoint(place: str | Path | Checkpoint) -> EncoderDecoder:
-    """Load the network of a checkpoint, or of a folder, with float32 weights.
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the safetensors file `path` in a CheckpointError if the block finds it missing or
+    damaged."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint "
+                              "again") from error
 
-    The names and shapes of all tensors must match exactly; they are compared before the weights are
-    read into memory. Raises CheckpointError if the folder is missing or damaged, the tensors do not
-    match, or a weight is not finite.
-    """
+
+def load_network(place: str | Path | Checkpoint) -> Network:
+    """Load the network of a checkpoint, or of a folder; errors as for `read_weights`."""
     checkpoint = place if isinstance(place, Checkpoint) else read_checkpoint(place)
-    path = checkpoint.folder / WEIGHTS
-    # hundreds of small operations: further threads would wait for one another
-    with TorchThreads(1):
-        model = meta_network(checkpoint.network)
-        load_weights(model, read_tensors(path, model), str(path))
-    return model.eval()
+    arrays, digest = read_weights(checkpoint.folder / WEIGHTS, checkpoint.network)
+    return Network(checkpoint.network, arrays, digest)
+
+
+def load_checkpoint(place: str | Path | Checkpoint) -> EncoderDecoder:
+    """Load a network as `load_network` does, as a torch module in evaluation mode."""
+    from superres.nn.weights import module_of
+
+    return module_of(load_network(place))
+
+
+def read_weights(
+    path: Path, config: ModelConfig, dtype: type[FloatT] = np.float32,  # type: ignore[assignment]
+) -> tuple[dict[str, npt.NDArray[FloatT]], str]:
+    """Read the weights of a network of `config`: arrays of type `dtype` by name, and the file's
+    `weights_digest`.
+
+    The names and shapes of all tensors must match exactly. They are compared before a tensor is
+    converted, and no more is read than such weights can take. Raises CheckpointError if the file is
+    missing or damaged, the tensors do not match, or a weight is not finite.
+    """
+    shapes = parameter_shapes(config)
+    with reading(path):
+        most = MOST_BYTES + 8 * sum(map(math.prod, shapes.values()))  # of a header and F64
+        content = read_file(path, min(most, os.path.getsize(path)))
+        digest, stored = short_digest(content), parse_tensors(content)
+    del content
+    check_shapes(shapes, {name: one.shape for name, one in stored.items()}, str(path))
+    if wrong := [name for name, one in stored.items() if one.kind not in WEIGHT_TYPES]:
+        raise CheckpointError(f"{path}: tensor {wrong[0]} is of type {stored[wrong[0]].kind}, "
+                              f"not {', '.join(WEIGHT_TYPES)}; fetch the checkpoint again")
+    arrays = dict[str, npt.NDArray[FloatT]]()
+    for name in shapes:
+        with np.errstate(all="ignore"):  # a float64 may become infinite
+            arrays[name] = stored.pop(name).array().astype(dtype, copy=False)
+        if not np.isfinite(arrays[name]).all():
+            raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; "
+                                  "fetch the checkpoint again")
+    return arrays, digest
 
 
 def read_task_files(folder: Path, task: str) -> dict[str, bytes]:

@@ -40,7 +40,7 @@ def digests(name, engine):
     decodes."""
     pipeline = superres.load(name, engine=engine, device="cpu")
     model, config = pipeline.scoring, pipeline.model_config
-    yield "packed", digest(part for part in model.packed.tensors if isinstance(part, torch.Tensor))
+    yield "packed", digest(part for part in model.packed.tensors if isinstance(part, np.ndarray))
     text = isinstance(pipeline, Translator)
     if text:
         source = torch.arange(3, 3 + 2 * 40).view(2, 40)

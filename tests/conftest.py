@@ -155,19 +155,6 @@ def _seed() -> None:
         torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _decodes_end() -> Iterator[None]:
-    """Wait for decodes that a file's tests left to other threads.
-
-    They change the number of torch's threads, which is one number for the process, and with it the
-    bits of others.
-    """
-    yield
-    machine, limit = sys.modules.get("superres.system.machine"), time.monotonic() + 60
-    while machine is not None and machine.TorchThreads._depth and time.monotonic() < limit:
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)

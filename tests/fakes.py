@@ -8,19 +8,24 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from decodes import engine_of
 from superres.checkpoint import save_checkpoint
-from superres.config import DecodeConfig, ModelConfig
+from superres.config import DecodeConfig, ModelConfig, general_costs
 from superres.decoding.acceptance import Exact
 from superres.decoding.batching import Result
 from superres.decoding.block_size import check_options
+from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.sum_limits import Limits
+from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.decoding.trace import RowTrace
 from superres.interfaces import StepOutput
 from superres.native import build
+from superres.native.engine import NativeEngine
+from superres.native.on_torch import ModelOnTorch
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
+from superres.nn.weights import network_of
 from superres.pipeline.pipeline import Pipeline
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode
@@ -91,7 +96,7 @@ class Waiting:
 
 def stacked(items):
     """Return the sources of sequences, without padding, as `Stream` asks for them."""
-    return torch.stack([item.source for item in items]), None
+    return np.stack([np.asarray(item.source) for item in items]), None
 
 
 @dataclass
@@ -299,8 +304,7 @@ def random_tokens(config, rows, seed=0):
 
 def limits_of(config):
     """Return the limits under which targets of a network reduce to their source."""
-    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary),
-                     torch.device("cpu"))
+    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary))
 
 
 def draft_of(model, noise=0.1, **changes):
@@ -329,9 +333,20 @@ def ngrams_of(model, order=3):
     return count_ngrams(ngram_rows(model).numpy(), NgramTable(order, model.vocabulary, 3), least=1)
 
 
+def on_native(network, end_token=None, **options):
+    """Return the native engine of a network on torch, as a model on torch; options as for
+    `NativeEngine`."""
+    return ModelOnTorch(NativeEngine(network_of(network), end_token, **options))
+
+
+def drafted(model, limits=None):
+    """Return the proposer of a draft model."""
+    return DraftProposer(engine_of(model), limits)
+
+
 def proposer_for(name, model):
     """Return the registered proposer `name` for a `StepModel`, with what it needs."""
-    make = {None: lambda _: (), "draft": lambda m: (draft_of(m),),
+    make = {None: lambda _: (), "draft": lambda m: (engine_of(draft_of(m)),),
             "ngrams": lambda m: (ngrams_of(m),)}
     return PROPOSERS[name](*make[PROPOSERS[name].resource](model))
 
@@ -387,8 +402,9 @@ class ScriptedModel:
     vocabulary: int = 10
     lost: int = 9
     miss: int | None = None
-    own_threads = False
+    own_threads = adaptive = False
     peers: None = None
+    engine, device, costs = "scripted", torch.device("cpu"), general_costs(0.05)
 
     def decoder(self, plain):
         return None

@@ -18,7 +18,7 @@ import torch
 
 from superres.config import require
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sampling import SpeculativeSampler
+from superres.decoding.plain.sampling import SpeculativeSampler
 from superres.decoding.trace import RowTrace
 
 

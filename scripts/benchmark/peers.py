@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import ModelConfig, require
+from superres.evaluation.timing import Timer
 from superres.nn.layers import TiedProjection
 from superres.nn.model import EncoderDecoder
-from superres.system.machine import Timer
 from superres.tasks import translation
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import run_record
+from superres.evaluation.timing import require_idle
 from superres.pipeline.pipeline import Pipeline
-from superres.system.machine import require_idle
 from superres.system.output import short_digest
 from timed_variants import Batch, Variant, alternate, batch_of, loop_of
 

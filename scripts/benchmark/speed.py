@@ -57,11 +57,12 @@ from superres.config import (
 )
 from superres.evaluation.benchmark import decode_costs
 from superres.evaluation.text import bleu
+from superres.evaluation.timing import require_idle
 from superres.evaluation.workload import image_workload
 from superres.native.build import FORCED_VARIANT, candidates, forced_variant, processor
 from superres.pipeline.auto import face_task
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import cpu_name, require_idle
+from superres.system.machine import cpu_name
 from superres.system.output import write_results
 from superres.tasks.face_data import read_faces
 from superres.tasks.translation import read_pairs

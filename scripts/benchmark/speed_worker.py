@@ -53,6 +53,8 @@ def answer(checkpoint: str, engine: str, given: dict[str, Any], inputs: list[Any
     calls = [inputs[start : start + at_once] for start in range(0, len(inputs), at_once)]
     calls = calls if is_text else [np.array(call, np.uint8) for call in calls]
     torch.set_num_threads(threads or THREADS)
+    if hasattr(superres, "set_threads"):  # older releases follow torch's number
+        superres.set_threads(threads or THREADS)
 
     started, processor_started = time.perf_counter(), time.process_time()
     results = [decode(call) for call in calls]

@@ -26,9 +26,9 @@ from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
+from superres.evaluation.timing import Timer
 from superres.interfaces import ScoringModel
 from superres.pipeline.pipeline import Pipeline
-from superres.system.machine import Timer
 from superres.system.progress import Progress
 from superres.tasks import translation
 

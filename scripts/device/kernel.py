@@ -31,13 +31,15 @@ from measurements import Checkpoint, Faces, Values, run
 from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.algorithm import Algorithm
+from superres.decoding.limits import Limits
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sum_limits import LimitedModel, Limits
+from superres.decoding.plain.limited import LimitedModel
+from superres.evaluation.timing import Timer
 from superres.gpu import weights
 from superres.gpu.model import TritonModel
 from superres.gpu.weights import Tuning
 from superres.interfaces import ScoringModel
-from superres.system.machine import Timer, machine
+from superres.system.machine import machine
 from superres.system.output import write_result
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask

@@ -70,8 +70,8 @@ class Worker:
         if os.path.isdir(folder):
             os.chdir(folder)
         self.error: BaseException | None = None
-        loaded = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine)
-        self.upscaler = loaded.at_size(settings.task.target).from_size(settings.task.source)
+        self.upscaler = Upscaler.load(cluster.checkpoint, cluster.device, cluster.engine,
+                                      settings.task.target, settings.task.source)
         here = f"{self.upscaler.name}@{self.upscaler.revision}"
         if here != settings.checkpoint:
             raise CheckpointError(f"checkpoint {here} on {os.uname().nodename} is not "

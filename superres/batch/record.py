@@ -196,7 +196,7 @@ class RunSettings:
         from superres.pipeline.cascade import stage_traces  # imports torch
         from superres.pipeline.judging import JudgedResult
 
-        image = self.task.decode(result.tokens[None].numpy())[0]
+        image = self.task.decode(result.tokens[None])[0]
         judged = result if isinstance(result, JudgedResult) else None
         return self.drawn(result.item, image, stage_traces(result), result.seconds, judged)
 

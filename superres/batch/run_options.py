@@ -7,20 +7,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import ImageColor
-
-from superres.batch.inputs import Input
 from superres.config import require, require_choice, require_whole
 from superres.errors import ConfigError, InvalidInputError
-from superres.pictures.write import ENCODERS, SUFFIXES
 from superres.pipeline.resolved_options import FINISHES, check_keep
 from superres.system.paths import Place
 from superres.system.places import known_place, public
-from superres.tasks.crops import FACE, parse_crop
-from superres.tasks.faces import SOURCES
-from superres.tasks.photos import DEFAULT_CROP
+from superres.tasks.crops import DEFAULT_CROP, FACE, parse_crop
+
+if TYPE_CHECKING:
+    from superres.batch.inputs import Input
+
+SOURCES = ("auto", "lowres", "photo")
+SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}
+"""Suffixes of files by the values of --format that `superres.pictures.write.ENCODERS` has."""
 
 ON_EXISTING = ("skip", "redo", "overwrite", "error")
 """What to do with an existing output. "skip" keeps complete outputs with the same settings, and
@@ -91,10 +92,12 @@ class BatchOptions:
         require_choice("--on-existing", self.on_existing, [mode for mode in ON_EXISTING
                                                            if mode != "error" or not self.in_parts])
         require_whole("--rows", ROWS if self.rows is None else self.rows, 1, MOST_ROWS)
-        require_choice("--format", self.format, list(ENCODERS))
+        require_choice("--format", self.format, list(SUFFIXES))
         require(not set(self.suffix) & {"/", "\\", "\0"}, "--suffix must be part of a file name, "
                 f"not {self.suffix!r}")
         if self.alpha != KEEP_ALPHA:
+            from PIL import ImageColor  # not before a run: the help has these options, too
+
             try:
                 ImageColor.getrgb(self.alpha)
             except ValueError:

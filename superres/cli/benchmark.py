@@ -16,7 +16,7 @@ from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR
 from superres.errors import ConfigError
 from superres.system.output import prepare_folder
 from superres.system.terminal import echo, echo_json
-from superres.tasks.face_data import require_faces
+from superres.tasks.face_paths import require_faces
 
 if TYPE_CHECKING:
     from superres.evaluation.workload import Workload
@@ -117,9 +117,9 @@ def _measure(
     if output is not None:
         prepare_folder(output)
     work = load(SOURCES if given is None else max(given))
-    kind = work.pipeline.device.type
+    kind = work.pipeline.device
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
-    from superres.system.machine import require_idle
+    from superres.evaluation.timing import require_idle
 
     if not busy:
         require_idle()

@@ -11,8 +11,6 @@ from typer import Argument
 from superres import __version__
 from superres.cli.options import DEFAULTS, AsJson
 from superres.errors import plain
-from superres.pictures.mark import SOFTWARE
-from superres.pictures.untrusted import read_origin
 from superres.pipeline.resolved_options import as_option
 from superres.system.terminal import echo, echo_json
 
@@ -34,6 +32,8 @@ def info(file: PictureFile = None, as_json: AsJson = False) -> None:
 
         found = {"superres": __version__, **report()}
     else:
+        from superres.pictures.untrusted import read_origin
+
         found = read_origin(file)
     if as_json:
         echo_json(found)
@@ -45,6 +45,8 @@ def info(file: PictureFile = None, as_json: AsJson = False) -> None:
 
 def origin_lines(found: dict[str, Any]) -> dict[str, str]:
     """Return the report of `read_origin` as lines by name."""
+    from superres.pictures.mark import SOFTWARE
+
     mark, tool, record = found["mark"], found["tool"], found["settings"]
     lines = {"picture": f"{found['format']}, {found['width']}x{found['height']}",
              "mark": "none" if mark is None else f"{plain(mark.rpartition('/')[2])} "

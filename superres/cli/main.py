@@ -8,7 +8,6 @@ with `decoding_command` if it has options for decoding settings. Modules that ar
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
 import sys
@@ -114,7 +113,4 @@ def _refuse(message: str, code: int = 2) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    # Torch's idle threads would spin beside the compiled code, and take a core from it. Torch reads
-    # this when it loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(run())

@@ -28,7 +28,6 @@ from superres.config import (
 )
 from superres.errors import ConfigError
 from superres.pipeline.resolved_options import SETTINGS, as_option, choices_for
-from superres.tasks.translation import parse_languages
 
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
@@ -199,13 +198,14 @@ def check_device(device: str, engine: str = "auto") -> None:
     require_choice("--engine", engine, ENGINE_NAMES)
 
 
-def load_upscaler(checkpoint: str, device: str, engine: str = "auto") -> Upscaler:
+def load_upscaler(checkpoint: str, device: str, engine: str = "auto", size: int | None = None,
+                  start: int | None = None) -> Upscaler:
     """Load a checkpoint for faces: see `Upscaler.load`; unknown names of device and engine are
     refused before."""
     check_device(device, engine)
     from superres.pipeline.upscaler import Upscaler
 
-    return Upscaler.load(checkpoint, device, engine)
+    return Upscaler.load(checkpoint, device, engine, size, start)
 
 
 def load_translator(checkpoint: str, device: str, languages: str | None = None,
@@ -213,6 +213,8 @@ def load_translator(checkpoint: str, device: str, languages: str | None = None,
     """Load a checkpoint for translation as `load_upscaler` does; raise ConfigError unless it is for
     `languages`."""
     check_device(device, engine)
+    from superres.tasks.translation import parse_languages
+
     wanted = None if languages is None else parse_languages(languages)
     from superres.pipeline.translator import Translator
 

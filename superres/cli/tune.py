@@ -14,7 +14,7 @@ from superres.cli.evaluate import Split, check_split, show
 from superres.config import DEFAULT_CHECKPOINT, QualityBound, require
 from superres.system.progress import say
 from superres.system.terminal import echo
-from superres.tasks.face_data import Split as SplitName
+from superres.tasks.face_paths import Split as SplitName
 
 if TYPE_CHECKING:
     from superres.pipeline.pipeline import Pipeline
@@ -53,8 +53,8 @@ def tune(
 
     from superres.checkpoint import find_checkpoint
     from superres.evaluation.recording import costs_table, record_costs, stages_of
+    from superres.evaluation.timing import require_idle
     from superres.evaluation.tuning import save_costs_of, tuned_folder
-    from superres.system.machine import require_idle
 
     folder = find_checkpoint(checkpoint)
     target = None if no_save else tuned_folder(folder, folder if save is None else save)
@@ -68,7 +68,7 @@ def tune(
         save_costs_of(pipeline.engine, pipeline.scoring.variant, target, [*records.values()])
     report: dict[str, Any] = {"engine": pipeline.engine, "variant": pipeline.scoring.variant,
                               "costs": {name: record.to_dict() for name, record in records.items()},
-                              "device": pipeline.device.type,
+                              "device": pipeline.device,
                               "saved": None if target is None else str(target)}
     if not as_json:
         echo(costs_table(records), err=True)
@@ -135,7 +135,7 @@ def _search(
         confidence, calibration = calibrate_faces(pipeline, pairs)
         report, table, fastest = tune_faces(pairs, pipeline, bound, given["batch_size"])
     if target is not None:
-        save_default(target, pipeline.device.type, fastest, confidence)
+        save_default(target, pipeline.device, fastest, confidence)
     if not given["as_json"]:
         lines = [table, *([] if calibration is None else [confidence_line(calibration)]),
                  f"fastest for {report['checkpoint']}: {label(fastest)}"]

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from superres.batch.cluster import Cluster
 from superres.batch.run_options import (
     KEEP_ALPHA,
     LAYOUTS,
@@ -18,23 +17,21 @@ from superres.batch.run_options import (
     MOST_ROWS,
     ON_EXISTING,
     ROWS,
+    SOURCES,
+    SUFFIXES,
     BatchOptions,
     parse_batch_size,
     parse_shard,
 )
 from superres.cli import options as opt
 from superres.config import DEFAULT_CASCADE, require
-from superres.pictures.untrusted import READER
-from superres.pictures.write import ENCODERS
-from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, combined
+from superres.pipeline.resolved_options import FINISHES, KEEPS, as_option, check_samples, combined
 from superres.system.paths import HERE
 from superres.system.places import known_place, open_place
 from superres.system.progress import say
 from superres.system.signals import will_keep
 from superres.system.terminal import echo
-from superres.tasks.crops import CROPS
-from superres.tasks.faces import SOURCES
-from superres.tasks.photos import DEFAULT_CROP
+from superres.tasks.crops import CROPS, DEFAULT_CROP
 
 # formats that pack pictures into shards
 SHARDS = tuple(layout for layout in LAYOUTS if LAYOUTS[layout])
@@ -55,7 +52,7 @@ Output = Annotated[str | None, Option("--output", "-o", metavar="DIR", help="Fol
                                       "results, DIR/<name of the input>.png, or its URL. [default: "
                                       "the current folder, as <name>-superres.png, "
                                       f"for up to {FEW} files]")]
-Format = Annotated[str, Option("--format", metavar=opt.choices([*ENCODERS, *SHARDS]),
+Format = Annotated[str, Option("--format", metavar=opt.choices([*SUFFIXES, *SHARDS]),
                                help="Format of the results; webdataset and parquet pack PNG "
                                "pictures into shards.")]
 Rows = Annotated[int | None, Option(metavar="N", rich_help_panel=opt.FILES, help="Inputs per part "
@@ -173,24 +170,21 @@ def upscale(
         crop=crop, sheet=sheet, verify=verify, finish=finish)
     check_given(context, inputs, listed, workers)
     check_place(context, output, options)
-
-    from superres.pipeline.resolved_options import check_samples
-
     check_samples(decode, samples, finish)
     # What is wrong with the inputs is said before the checkpoint is loaded.
     if is_few:
         from superres.batch.direct import list_few, upscale_few
+        from superres.pictures.untrusted import READER
 
         entries = list_few(inputs, options)
         READER.start()  # which takes about as long as loading the checkpoint
     else:
+        from superres.batch.cluster import Cluster
         from superres.batch.parts import Plan
         from superres.batch.run import upscale as upscale_all
 
         plan = Plan(options, inputs, listed, allowed_hosts(inputs, output, listed, allow))
-    upscaler = opt.load_upscaler(checkpoint, device, engine)
-    upscaler = upscaler if size is None else upscaler.at_size(size)
-    upscaler = upscaler if start is None else upscaler.from_size(start)
+    upscaler = opt.load_upscaler(checkpoint, device, engine, size, start)
     decode = combined(upscaler.default, opt.given_options(context, decode),
                       upscaler.model_config.prediction_heads, stages=upscaler.stages)
     # The work, and its summary.

@@ -129,10 +129,11 @@ def _bounded(hint: Any, least: float | None, most: float | None) -> Any:  # noqa
     if hint is int:
         if least is None:
             least, most = -LARGEST_INTEGER, LARGEST_INTEGER
-        return Annotated[int, BeforeValidator(lambda one: int(one) if is_whole(one) else one),
-                         Field(ge=int(least), le=LARGEST if most is None else int(most))]
+        # the bounds first: behind a function, pydantic would check them in Python
+        return Annotated[int, Field(ge=int(least), le=LARGEST if most is None else int(most)),
+                         BeforeValidator(lambda one: int(one) if is_whole(one) else one)]
     if hint is float:
-        return Annotated[float, BeforeValidator(_python_number), Field(ge=least, le=most)]
+        return Annotated[float, Field(ge=least, le=most), BeforeValidator(_python_number)]
     if hint is Path:
         return Annotated[Path, Strict(False)]
     if origin is Literal or not arguments:

@@ -92,5 +92,5 @@ class TopK(Criterion):
 
 CRITERIA: Registry[type[Criterion]] = Registry(
     CRITERION_NAMES, {"exact": Exact, "distance": Distance, "top-k": TopK}, CRITERION_PLUGINS,
-    Criterion, "criterion")
+    "Criterion", "criterion")
 """Acceptance criteria by name."""

@@ -15,17 +15,14 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.loop import BlockwiseLoop, decoding_type
+from superres.decoding.loop import Loop
 from superres.decoding.noise import noise_keys
-from superres.decoding.proposers.proposer import sources_at
 from superres.decoding.trace import RowTrace
-from superres.interfaces import Session, Sources
-from superres.system.machine import TorchThreads
+from superres.interfaces import Bool, Encoded, Int64
 
 GROUP = {"cpu": 1, "cuda": 16}
 """Number of sources encoded in one call, by kind of device. A smaller group is filled up to that
@@ -67,7 +64,7 @@ class Item(Protocol):
         """Key of its sampling noise, in [0, 2**63)."""
 
 
-Source: TypeAlias = tuple[Tensor, Tensor | None]
+Source: TypeAlias = tuple[Int64, Bool | None]
 """Source tokens [B, S], int64, and their padding: bool [B, S], True at padding, or None without
 padding."""
 
@@ -90,7 +87,7 @@ class Result(Generic[ItemT]):
     """A complete sequence."""
 
     item: ItemT  # the item from the feed
-    tokens: Tensor  # int64 [T], on the CPU; 0 past the sequence's end
+    tokens: Int64  # [T]; 0 past the sequence's end
     trace: RowTrace  # its acceptance trace
     # its share of the decoding time, and that of `earlier`; the time of an iteration is divided
     # among the sequences being decoded
@@ -137,21 +134,16 @@ class Stream(Generic[ItemT]):
         """
         self.algorithm, self.rows, self.batch = algorithm, rows, batch
         self.group = rows if batch else group
-        self.model, self.block_size = algorithm.model, algorithm.block_size
+        self.engine, self.block_size = algorithm.engine, algorithm.block_size
         self.model_calls = 0
-        self.loop: BlockwiseLoop | None = None
-        # Where the steps have threads of their own, torch's would compete with them for the cores.
-        self.torch_threads = TorchThreads(1 if self.model.own_threads else None)
-        self._feed, self._sources, self._device = feed, sources, torch.device("cpu")
-        self._kind = decoding_type(algorithm, self.block_size)
+        self.loop: Loop | None = None
+        self._feed, self._sources = feed, sources
         self._rows: list[_Row[ItemT] | None] = []
-        # Sequences that wait for a row: item, session with its source, the source's row there, and
-        # the session's rows.
-        self._waiting: deque[tuple[ItemT, Session, int, int]] = deque()
+        # sequences that wait for a row: item, the sources that were encoded together, and the
+        # number of its own among them
+        self._waiting: deque[tuple[ItemT, Encoded, int]] = deque()
         self._fresh: list[ItemT] = []  # sequences that the block size is being chosen for
         self._more, self._seconds = True, 0.0  # seconds that belong to no sequence yet
-        # the latest encoded sources; empty sessions are made from the first of them
-        self._memory: Sources = None
 
     @property
     def under_way(self) -> list[ItemT]:
@@ -162,13 +154,11 @@ class Stream(Generic[ItemT]):
 
     @property
     def tokens_under_way(self) -> int:
-        """Number of tokens decoded of the sequences that are not complete (reads from the
-        device)."""
-        position = [] if self.loop is None else self.loop.plain.state.position.tolist()
+        """Number of tokens decoded of the sequences that are not complete."""
+        position = [] if self.loop is None else self.loop.decoder.positions().tolist()
         return sum(max(tokens, 0) for row, tokens in zip(self._rows, position, strict=False)
                    if row is not None)
 
-    @torch.inference_mode()
     def run(self) -> Iterator[list[Result[ItemT]]]:
         """Decode until the feed ends, and yield the sequences completed since the last time,
         possibly none.
@@ -186,11 +176,12 @@ class Stream(Generic[ItemT]):
             self.block_size = chosen
         self._prepare(self._fresh)
         self._fresh = []
-        with self.torch_threads:
-            session, keys = self._first_rows()
-            self.loop = loop = BlockwiseLoop(
-                self.algorithm, session, keys, self.block_size,
-                chosen if isinstance(chosen, ConfidentBlockSize) else None)
+        count = min(self.rows, len(self._waiting))
+        self._rows = [None] * count
+        _, encoded, keys = self._placed(range(count), 0)
+        self.loop = loop = Loop(self.engine.start(
+            encoded, keys, self.algorithm, self.block_size,
+            chosen if isinstance(chosen, ConfidentBlockSize) else None))
         while True:
             started = time.perf_counter()
             loop.run(self._interval(loop))
@@ -206,29 +197,30 @@ class Stream(Generic[ItemT]):
             if loop.complete:
                 return
 
-    def _interval(self, loop: BlockwiseLoop) -> int:
+    def _interval(self, loop: Loop) -> int:
         """Return the number of iterations until the next check for complete rows.
 
         Iterations past an end token are wasted, and on a CPU a check takes little time. The first
         iteration only reads the start of the sequences. A text that is decoded as a batch is shown
         after each of its few iterations.
         """
-        is_cpu, ends = self._device.type == "cpu", self.model.end_token is not None
-        is_compiled = is_cpu and loop.runs_whole
+        decoder, ends = loop.decoder, self.engine.end_token is not None
+        is_cpu = self.engine.device == "cpu"
+        is_compiled = is_cpu and decoder.compiled
         is_single = is_compiled and not self.batch and len(self._rows) == 1
         if not len(loop.recorder) and not is_single:
             return 1
         if is_single or (is_compiled and self.batch and not ends):
-            columns = len(self._rows) * loop.plain.session.width
+            columns = len(self._rows) * decoder.width
             return max(DONE_CHECK_INTERVAL, min(LAUNCH_INTERVAL, COLUMNS // columns))
-        if not is_cpu and self.batch and loop.runs_whole:
+        if not is_cpu and self.batch and decoder.compiled:
             return LAUNCH_INTERVAL
         interval = (1 if is_cpu else END_CHECK_INTERVAL) if ends else DONE_CHECK_INTERVAL
         if not is_cpu or self.batch:
             return interval
-        if loop.runs_whole and not (self._more or self._waiting):
+        if decoder.compiled and not (self._more or self._waiting):
             return END_CHECK_INTERVAL if ends else DONE_CHECK_INTERVAL
-        return min(interval, max(1, self.model.length // LONG))
+        return min(interval, max(1, self.engine.length // LONG))
 
     def _next(self, limit: int, wait: bool) -> Sequence[ItemT]:
         """Return up to `limit` sequences of the feed, or up to a whole group."""
@@ -242,66 +234,30 @@ class Stream(Generic[ItemT]):
             return
         started = time.perf_counter()
         source, padding = self._sources(items)
-        self._device = source.device
-        size = self.group or GROUP.get(source.device.type, 1)
-        with self.torch_threads:
-            for start in range(0, len(items), size):
-                part = slice(start, start + size)
-                self._encode(items[part], source[part], None if padding is None else padding[part],
-                             size)
+        size = self.group or GROUP[self.engine.device]
+        for start in range(0, len(items), size):
+            part = items[start : start + size]
+            # a smaller group is filled up with its own sources
+            rows = start + np.arange(len(part) if self.group else size) % len(part)
+            encoded = self.engine.encode(source[rows], None if padding is None else padding[rows],
+                                         self.algorithm)
+            self._waiting.extend((item, encoded, number) for number, item in enumerate(part))
         self._seconds += time.perf_counter() - started
 
-    def _encode(self, items: Sequence[ItemT], source: Tensor, padding: Tensor | None,
-                size: int) -> None:
-        """Encode the sources [N, S] of N items, N at most `size`, and make an empty session with
-        them."""
-        if self.group is None and len(items) < size:
-            index = torch.arange(size, device=source.device) % len(items)
-            source, padding = source[index], None if padding is None else padding[index]
-        memory = self.model.encode(source, padding)
-        self._memory, session, batch = memory, self._session(memory), len(source)
-        self._waiting.extend((item, session, number, batch) for number, item in enumerate(items))
-
-    def _session(self, sources: Sources) -> Session:
-        return self._kind.open_session(self.algorithm, sources, self.block_size)
-
-    def _empty(self, rows: Tensor) -> Session:
-        """Return a session of as many rows as `rows`, which other sessions' rows are to be copied
-        into."""
-        return self._session(sources_at(self._memory, torch.zeros_like(rows)))
-
-    def _first_rows(self) -> tuple[Session, Tensor]:
-        """Return a session of the first sequences, and the keys of their noise [B]."""
-        count, batch = min(self.rows, len(self._waiting)), self._waiting[0][-1]
-        self._rows = [None] * count
-        parts = list(self._placed(range(count), 0))
-        _, session, _, keys = parts[0]
-        if batch != count or len(parts) > 1:
-            session = self._empty(torch.arange(count, device=self._device))
-            for rows, other, chosen, _ in parts:
-                session.copy_rows(rows, other, chosen, cache=False)
-            keys = torch.cat([part[-1] for part in parts])
-        return session, keys
-
-    def _placed(
-        self, numbers: Sequence[int], since: int,
-    ) -> Iterator[tuple[Tensor, Session, Tensor, Tensor]]:
-        """Give the rows `numbers` to waiting sequences, which begin with iteration `since`.
-
-        Yields, for successive sequences whose sources are in the same session: their rows, that
-        session, the rows of their sources in it, and their keys.
-        """
+    def _placed(self, numbers: Sequence[int], since: int) -> tuple[Int64, Encoded, Int64]:
+        """Give the rows `numbers` to waiting sequences, at least one, which begin with iteration
+        `since`; return their rows, their sources and the keys of their noise."""
         placed = [(row, *self._waiting.popleft()) for row in numbers[: len(self._waiting)]]
-        for row, item, *_ in placed:
-            self._rows[row] = _Row(item, since)
+        parts = list[Encoded]()
         for _, group in groupby(placed, key=lambda one: id(one[2])):
             part = list(group)
-            yield (self._index([row for row, *_ in part]), part[0][2],
-                   self._index([number for *_, number, _ in part]),
-                   noise_keys([item.key for _, item, *_ in part], len(part), self._device))
-
-    def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            encoded, chosen = part[0][2], [number for *_, number in part]
+            whole = chosen == [*range(len(encoded))]
+            parts.append(encoded if whole else encoded[np.array(chosen)])
+        for row, item, *_ in placed:
+            self._rows[row] = _Row(item, since)
+        keys = noise_keys([item.key for _, item, *_ in placed], len(placed))
+        return np.array([row for row, *_ in placed]), self.engine.joined(parts), keys
 
     def _share(self) -> None:
         """Divide the seconds spent since the last time among the sequences being decoded."""
@@ -310,7 +266,7 @@ class Stream(Generic[ItemT]):
             row.seconds += self._seconds / len(busy)
         self._seconds = 0.0
 
-    def _harvest(self, loop: BlockwiseLoop) -> list[Result[ItemT]]:
+    def _harvest(self, loop: Loop) -> list[Result[ItemT]]:
         """Remove the complete sequences from their rows; those of a batch together."""
         if self.batch and not loop.complete:
             return []
@@ -321,41 +277,35 @@ class Stream(Generic[ItemT]):
             self._rows[number] = None
         return finished
 
-    @torch.inference_mode()
     def so_far(self) -> list[Result[ItemT]]:
-        """Return the sequences that are not complete as far as they are decoded (reads from the
-        device)."""
+        """Return the sequences that are not complete as far as they are decoded."""
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         return [] if self.loop is None else self._results(self.loop, busy)
 
-    def _results(self, loop: BlockwiseLoop, numbers: list[int]) -> list[Result[ItemT]]:
+    def _results(self, loop: Loop, numbers: list[int]) -> list[Result[ItemT]]:
         """Return the tokens and traces in the rows `numbers`, none of which is empty."""
         rows = [row for number in numbers if (row := self._rows[number]) is not None]
         if not rows:
             return []
-        with self.torch_threads:
-            tokens = loop.plain.results(self._index(numbers))[0].cpu()
-            traces = loop.recorder.rows(numbers, [row.since for row in rows])
+        tokens, _ = loop.decoder.results(np.array(numbers))
+        traces = loop.recorder.rows(numbers, [row.since for row in rows])
         return [Result(row.item, one, trace, row.seconds) for row, one,
                 trace in zip(rows, tokens, traces, strict=True)]
 
-    def _refill(self, loop: BlockwiseLoop) -> None:
+    def _refill(self, loop: Loop) -> None:
         """Give empty rows to waiting sequences; once no sequence waits, continue with fewer
         rows."""
         empty = [number for number, row in enumerate(self._rows) if row is None]
         if self._more and len(self._waiting) < len(empty):
             self._prepare(self._next(len(empty) - len(self._waiting), wait=not self.under_way))
-        with self.torch_threads:
-            for rows, session, chosen, keys in self._placed(empty, len(loop.recorder)):
-                loop.replace(rows, session, chosen, keys)
+        if empty and self._waiting:
+            loop.replace(*self._placed(empty, len(loop.recorder)))
         busy = [number for number, row in enumerate(self._rows) if row is not None]
         waits = self._more or bool(self._waiting)
-        can_shrink = (self.model.end_token is None
-                      or (loop.runs_whole and len(self._rows) >= SHRUNK_TEXT))
+        can_shrink = (self.engine.end_token is None
+                      or (loop.decoder.compiled and len(self._rows) >= SHRUNK_TEXT))
         if can_shrink and not waits and 0 < len(busy) <= len(self._rows) // 2:
-            kept = self._index(busy)
-            with self.torch_threads:
-                loop.shrink(kept, self._empty(kept))
+            loop.keep(np.array(busy))
             self._rows = [self._rows[number] for number in busy]
         loop.recorder.forget(min((row.since for row in self._rows if row is not None),
                                  default=len(loop.recorder)))

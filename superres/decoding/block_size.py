@@ -3,9 +3,9 @@ fastest."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import accumulate
 
 from superres.config import FIRST_GUESS, DecodeConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
@@ -58,8 +58,9 @@ def fastest_size(costs: Sequence[float], least: int = 1,
     `costs` are the times of an iteration at block sizes 1 to K, and `least` is the smallest size.
     Also returns the expected tokens of an iteration of that size.
     """
-    tokens = np.cumsum(np.cumprod([1.0, *[passing] * (len(costs) - 1)]))
-    size = least + int((tokens / costs)[least - 1 :].argmax())
+    shares = accumulate([1.0, *[passing] * (len(costs) - 1)], operator.mul)
+    tokens = [*accumulate(shares)]
+    size = max(range(least, len(costs) + 1), key=lambda size: tokens[size - 1] / costs[size - 1])
     return size, float(tokens[size - 1])
 
 

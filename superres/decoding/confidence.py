@@ -15,20 +15,15 @@ are verified.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from superres.config import FIRST_GUESS, Confidence, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Rule
 from superres.decoding.block_size import fastest_size
-from superres.decoding.sampling import CoupledSampler
-from superres.interfaces import Sampler
+from superres.interfaces import Float64, Int64
 
-# Smallest odds of all other tokens against a proposal, so that their logarithm is finite
-LEAST_ODDS = 1e-6
 # Number of iterations after which an earlier iteration counts for 1/e in the running values
 MEMORY = 100
 
@@ -82,46 +77,20 @@ def best_width(survival: Sequence[float], costs: Sequence[float], rate: float) -
     return 1 + int((np.cumsum(survival) - rate * np.array(costs[: len(survival)])).argmax())
 
 
-@dataclass
-class HeadConfidence(Sampler):
-    """A sampler that chooses as `sampler` does, and stores what it observes."""
-
-    sampler: CoupledSampler  # chooses the tokens
-    # centres, slopes and tokens [B, N] of the latest proposals; None if the session's heads are not
-    # ordinal
-    seen: tuple[Tensor, Tensor, Tensor] | None = None
-    # log-odds of each head's proposal in its distribution [B, 1]; empty if the session's heads are
-    # ordinal
-    log_odds: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, scores: Tensor, offsets: Tensor) -> Tensor:
-        return self.sampler(scores, offsets)
-
-    def additive(self, offsets: Tensor) -> tuple[Tensor | None, Tensor | None] | None:
-        return self.sampler.additive(offsets)
-
-    def observe(self, centre: Tensor, slope: Tensor, tokens: Tensor) -> None:
-        self.seen = centre, slope, tokens
-
-    def observe_scores(self, scores: Tensor, tokens: Tensor) -> None:
-        own = scores.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)  # [B, 1]
-        self.log_odds.append(-(-own).expm1().clamp(min=LEAST_ODDS).log())
-
-
 @dataclass(frozen=True)
 class BlockCosts:
     """Data of one decode for choosing the block size of every iteration by its proposals."""
 
-    costs: Tensor  # seconds of an iteration at block sizes 1 to K, float64 [K]
+    costs: Float64  # seconds of an iteration at block sizes 1 to K, float64 [K]
     offset: float  # as in `superres.config.Confidence`
     exponent: float  # as in `superres.config.Confidence`
     # distance from a proposal within which p1's centre must lie for the proposal to pass
     reach: float
-    sizes: Tensor  # block size of each row's pending proposals, int64 [B]
+    sizes: Int64  # block size of each row's pending proposals, int64 [B]
     # running values of each row, float64 [B, 2 + channels]: expected tokens per row and seconds of
     # the latest iterations, and the probability that a proposal for each channel passes. The rows
     # of a group, all rows in Python, have the same values
-    rate: Tensor
+    rate: Float64
 
 
 class ConfidentBlockSize:
@@ -152,34 +121,25 @@ class ConfidentBlockSize:
         channels = shape[-1] if len(shape) > 1 else 1
         # Heads propose only if proposals of average probability reduce the time per token, and only
         # proposals correct that probability: it starts at 1.
-        rate = torch.tensor([*self.first, *[1.0] * channels], dtype=torch.float64).repeat(rows, 1)
-        costs = torch.tensor(self.costs, dtype=torch.float64)
-        return BlockCosts(costs, self.confidence.offset, self.confidence.exponent, self.reach,
-                          torch.ones(rows, dtype=torch.int64), rate)
+        rate = np.tile(np.array([*self.first, *[1.0] * channels]), (rows, 1))
+        return BlockCosts(np.array(self.costs), self.confidence.offset, self.confidence.exponent,
+                          self.reach, np.ones(rows, np.int64), rate)
 
-    def choose(self, heads: HeadConfidence, block: Tensor, missing: Tensor,
+    def choose(self, passed: Float64 | None, block: Int64, missing: Int64,
                given: BlockCosts) -> int:
-        """Return the block size for pending proposals, of which `heads` stored what it observed.
+        """Return the block size for pending proposals.
 
-        `block` has p1's token and the proposals [B, K], or more, and `missing` the largest number
-        of tokens that each row may accept [B]. The rate of `given`, which is from `block_costs`, is
-        updated.
+        They pass with the probabilities `passed` [B, K - 1]; None if these are not known. `block`
+        has p1's token and the proposals [B, K], or more, and `missing` the largest number of tokens
+        that each row may accept [B]. The rate of `given`, which is from `block_costs`, is updated.
         """
-        if heads.seen is not None:
-            centre, slope, tokens = (tensor.numpy() for tensor in heads.seen)
-            # [B, K - 1]
-            passed = passing(self.confidence, centre, slope, tokens, self.reach, self.largest_token)
-        elif heads.log_odds:
-            passed = passing_by_odds(self.confidence, torch.cat(heads.log_odds, dim=1).numpy())
-        else:
+        if passed is None:
             return len(self.costs)
         survival = np.cumprod(np.pad(passed, ((0, 0), (1, 0)), constant_values=1), axis=1)  # [B, K]
         if self.end_token is not None:
-            ended = np.logical_or.accumulate(block.numpy()[:, : passed.shape[1]] == self.end_token,
-                                             axis=1)
+            ended = np.logical_or.accumulate(block[:, : passed.shape[1]] == self.end_token, axis=1)
             survival[:, 1:] *= ~ended
-        shares = (survival * (np.arange(survival.shape[1]) < missing.numpy()[:, None])).sum(
-            0).tolist()
+        shares = (survival * (np.arange(survival.shape[1]) < missing[:, None])).sum(0).tolist()
         latest, seconds = given.rate[0, :2].tolist()
         rows = max(shares[0], 1.0)
         size = best_width(shares, self.costs, rows * latest / seconds)

@@ -1,9 +1,9 @@
 """Blockwise parallel decoding (Stern et al. 2018, section 4) of one sequence, without a cache and
 without a batch.
 
-Read this file first. `superres.decoding.blockwise` and the engines compute the same, faster; the
-tests compare them with this file, token for token. `blockwise` is the algorithm, and `decode` runs
-it on a network.
+Read this file first. `superres.decoding.plain.blockwise` and the engines compute the same, faster;
+the tests compare them with this file, token for token. `blockwise` is the algorithm, and `decode`
+runs it on a network.
 
 Six tokens as an example. p1 spells "banana", and the proposer guesses that the last two letters
 repeat:
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, possible
-from superres.decoding.sampling import GREEDY, Samplers
+from superres.decoding.plain.sampling import GREEDY, Samplers
 from superres.interfaces import ScoringModel
 
 

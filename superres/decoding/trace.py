@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+
+from superres.interfaces import Int64
 
 
 @dataclass(frozen=True)
@@ -71,48 +70,41 @@ def survival_curve(traces: list[RowTrace], block_size: int) -> list[float]:
     return [float((counts >= i).mean()) if len(counts) else 0.0 for i in range(1, block_size + 1)]
 
 
-def trace_entry(position: Tensor, proposed: Tensor, accepted: Tensor) -> Tensor:
-    """Return the record of an iteration, int64 [B, 2 + W]: position (-1 at the start), accepted
-    tokens, proposals."""
-    return torch.cat([position.unsqueeze(1), accepted.unsqueeze(1), proposed], dim=1)
-
-
 LONGEST = 256
 """Iterations from which on a part of the record is not joined with the next one."""
 
 
 class TraceRecorder:
-    """Collects the records of iterations on the device, and reads them back on demand."""
+    """Collects the records of iterations."""
 
     def __init__(self) -> None:
         # Consecutive iterations of one block size: their entries [n, B, 2 + W], and the block size.
-        self._parts: list[tuple[Tensor, int]] = []
+        self._parts: list[tuple[Int64, int]] = []
         self._count = 0
 
     def __len__(self) -> int:
         """Return the number of recorded iterations, including forgotten ones."""
         return self._count
 
-    def extend(self, steps: Tensor, block_size: int) -> None:
+    def extend(self, steps: Int64, block_size: int) -> None:
         """Record entries [n, B, 2 + W]; only the first `block_size` of the W proposals are
         valid."""
-        self._count += steps.shape[0]
+        self._count += len(steps)
         while self._parts:  # few long parts are read faster than many short ones
             before, size = self._parts[-1]
             if size != block_size or before.shape[1:] != steps.shape[1:] or not (
-                    before.shape[0] <= steps.shape[0] < LONGEST):
+                    len(before) <= len(steps) < LONGEST):
                 break
             self._parts.pop()
-            steps = torch.cat([before, steps])
+            steps = np.concatenate([before, steps])
         self._parts.append((steps, block_size))
 
-    def _from(self, first: int) -> list[tuple[Tensor, int]]:
+    def _from(self, first: int) -> list[tuple[Int64, int]]:
         """Return the entries and block sizes of the iterations from number `first` on."""
-        parts, number = list[tuple[Tensor, int]](), self._count
+        parts, number = list[tuple[Int64, int]](), self._count
         for steps, size in reversed(self._parts):  # most calls need the last few iterations only
-            count = steps.shape[0]  # `len` of a tensor takes four times as long
-            number -= count
-            if number + count <= first:
+            number -= len(steps)
+            if number + len(steps) <= first:
                 break
             parts.append((steps[first - number :] if number < first else steps, size))
         return parts[::-1]
@@ -125,14 +117,14 @@ class TraceRecorder:
         forgotten.
         """
         steps, sizes = zip(*self._from(first), strict=True)
-        read = torch.cat([part[..., :2] for part in steps]).cpu().numpy()
+        read = np.concatenate([part[..., :2] for part in steps])
         return read[..., 0], read[..., 1], np.repeat(sizes, [len(part) for part in steps])
 
     def forget(self, until: int) -> None:
         """Drop the iterations before number `until`."""
         self._parts = self._from(until)
 
-    def shrink(self, kept: Tensor) -> None:
+    def keep(self, kept: Int64) -> None:
         """Keep rows `kept` [R] only."""
         self._parts = [(steps[:, kept], size) for steps, size in self._parts]
 
@@ -148,15 +140,12 @@ class TraceRecorder:
             return []
         sizes = np.repeat([size for _, size in parts], [len(steps) for steps, _ in parts])
         first, widest = len(self) - len(sizes), int(sizes.max())
-        same = [steps for steps, _ in parts]
-        if chosen is not None and list(chosen) != list(range(same[0].shape[1])):
-            # Only these rows are copied, and leave the device.
-            index = torch.tensor(chosen, dtype=torch.int64, device=same[0].device)
-            same = [steps.index_select(1, index) for steps in same]
-        # `pad` also cuts off columns, if the amount is negative.
-        same = [steps if steps.shape[2] == 2 + widest
-                else F.pad(steps, (0, 2 + widest - steps.shape[2])) for steps in same]
-        read = torch.cat(same).transpose(0, 1).contiguous().cpu().numpy()  # [B, n, 2 + W]
+        # Only the chosen rows are copied; columns past the widest block are cut off.
+        rows = slice(None) if chosen is None else np.array(chosen, np.int64)
+        same = [steps[:, rows, : 2 + widest] for steps, _ in parts]
+        same = [np.pad(steps, ((0, 0), (0, 0), (0, 2 + widest - steps.shape[2])))
+                if steps.shape[2] < 2 + widest else steps for steps in same]
+        read = np.ascontiguousarray(np.concatenate(same).transpose(1, 0, 2))  # [B, n, 2 + W]
         began = np.array(since or [0] * len(read))
         # At position -1, the first model call of a sequence reads its start; that is no decoding
         # iteration. [B, n]

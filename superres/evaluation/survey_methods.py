@@ -50,7 +50,8 @@ from superres.survey.study import CAMERA
 from superres.system.folders import folder_files, folder_name, is_folder
 from superres.system.progress import say, track
 from superres.system.terminal import printable
-from superres.tasks.face_data import is_celeba, read_faces
+from superres.tasks.face_data import read_faces
+from superres.tasks.face_paths import is_celeba
 from superres.tasks.faces import ENLARGEMENTS, FaceTask
 from superres.tasks.photos import choose_crops, largest
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.decoding.blockwise import PlainDecoder
+from superres.decoding.plain.blockwise import PlainDecoder
+from superres.decoding.plain.limited import unwrapped
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.sum_limits import unwrapped
 from superres.errors import ScoresError
 from superres.gpu.kernel import decode
 from superres.gpu.launch import Compiled, compiled, launch, loaded
@@ -28,7 +28,7 @@ RULES = {"distance": 0, "rank": 1}
 def supports(plain: PlainDecoder) -> bool:
     """Return whether the kernel does the iterations of `plain`."""
     session = unwrapped(plain.session)[0]
-    data = (plain.proposer.as_data(plain.session) if type(plain.proposer) in PROPOSERS.data.values()
+    data = (plain.proposer.as_data() if type(plain.proposer) in PROPOSERS.data.values()
             else None)
     return (type(plain) is PlainDecoder and isinstance(session, TritonSession)
             and plain.state.proposals.shape[1] <= COLUMNS and data is not None and data.kind
@@ -73,7 +73,7 @@ def tuned(tuning: Tuning) -> dict[str, Any]:
 
 class TritonDecoder:
     """The iterations of a `PlainDecoder` in one launch per `advance`: a
-    `superres.interfaces.Decoder`."""
+    `superres.interfaces.TensorDecoder`."""
 
     def __init__(self, plain: PlainDecoder) -> None:
         self.plain = plain
@@ -123,7 +123,7 @@ class TritonDecoder:
         self._bind()
 
     def advance(self, count: int) -> Tensor:
-        """See `superres.interfaces.Decoder.advance`; rows stop by themselves."""
+        """See `superres.interfaces.TensorDecoder.advance`; rows stop by themselves."""
         plain, state = self.plain, self.plain.state
         count = count if plain.block_size == state.block_size else 1
         kind, bound = plain.criterion.rule or ("distance", 0)

@@ -18,13 +18,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from superres.config import tables
 from superres.gpu.noise import gumbel, scaled
 from superres.gpu.rows import leading, of_row, repeated, row_sum, shifted
 from superres.gpu.speculative import propose_token, verify
-from superres.nn import image_priors
 
-RESIDUAL_SCALE = tl.constexpr(image_priors.RESIDUAL_SCALE)
-INITIAL_SHARPNESS = tl.constexpr(image_priors.INITIAL_SHARPNESS)
+RESIDUAL_SCALE = tl.constexpr(tables.RESIDUAL_SCALE)
+INITIAL_SHARPNESS = tl.constexpr(tables.INITIAL_SHARPNESS)
 
 
 @triton.jit

@@ -8,19 +8,21 @@ import os
 import threading
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sum_limits import LimitedModel, Limits, unwrapped
+from superres.decoding.limits import Limits
+from superres.decoding.plain.blockwise import PlainDecoder
+from superres.decoding.plain.engine import PlainEngine, PlainRows
+from superres.decoding.plain.limited import LimitedModel, unwrapped
 from superres.errors import ConfigError
 from superres.gpu.decoder import TritonDecoder, supports
 from superres.gpu.session import TritonSession
 from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, filling, pack
-from superres.interfaces import ScoringModel, Sources
+from superres.interfaces import Int64, ScoringModel, Sources
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel, half_precision
 from superres.system.precision import float32_products
@@ -94,8 +96,8 @@ class TritonModel(StepModel):
 
         Raises RuntimeError if it fails.
         """
-        self.tested, loop = None, self._compare(DecodeConfig(), None, 1)
-        self.tested = {loop.decoder.variant} if isinstance(loop.decoder, TritonDecoder) else set()
+        self.tested, rows = None, self._compare(DecodeConfig(), None, 1)
+        self.tested = {rows.decoder.variant} if isinstance(rows.decoder, TritonDecoder) else set()
 
     def _test_kernel_of(self, decoder: TritonDecoder) -> None:
         """Test a decoder's kernel once: limits, sampling and rows per program make other kernels of
@@ -105,12 +107,13 @@ class TritonModel(StepModel):
                 return
             self.tested.add(decoder.variant)  # the decoders of the test are not tested
             rows = 1 if decoder.tuning.rows == 1 else filling(self.model.signal.device) + 2
-            self._compare(decoder.plain.samplers.options, unwrapped(decoder.plain.session)[1], rows)
+            found, options = unwrapped(decoder.plain.session)[1], decoder.plain.samplers.options
+            self._compare(options, None if found is None else found.limits, rows)
 
     @torch.inference_mode()
-    def _compare(self, options: DecodeConfig, limits: Limits | None, rows: int) -> BlockwiseLoop:
-        """Decode TESTED tokens of `rows` rows and compare them with those of the plain decoder;
-        return the loop.
+    def _compare(self, options: DecodeConfig, limits: Limits | None, count: int) -> PlainRows:
+        """Decode TESTED tokens of `count` rows and compare them with those of the plain decoder;
+        return the rows.
 
         In float32, tokens are equal. In bfloat16 some are one off by rounding, so their scores must
         be nearly the best. The plain decoder runs on the same device, for a few milliseconds: so
@@ -119,40 +122,41 @@ class TritonModel(StepModel):
 
         Raises RuntimeError if they differ.
         """
-        source = torch.arange(self.model.config.source_length, device=self.model.signal.device)
-        source = (source + 3 * torch.arange(rows, device=source.device).unsqueeze(1)) * 7 % 200
+        source = np.arange(self.model.config.source_length)
+        source = (source + 3 * np.arange(count)[:, None]) * 7 % 200
         options = replace(options, block_size=min(self.prediction_heads, TESTED), accept="exact",
                           min_block=1)
         limited, name = limits is not None, "its test"
-        if limited or options.is_sampling or rows > 1:
+        if limited or options.is_sampling or count > 1:
             name += (f" of temperature {options.temperature}, {options.sampling} sampling, limits "
-                     f"{limited} and rows {rows}")
-        loop = self._first_tokens(self, source, options, limits)
-        if not loop.runs_whole:
+                     f"{limited} and rows {count}")
+        rows = self._first_tokens(self, source, options, limits)
+        if not rows.compiled:
             raise RuntimeError("its kernel does not decode with this network")
         plain = StepModel(self.model, self.end_token)
-        found = loop.plain.state.tokens[:, : self.length][:, :TESTED]
         if self.half:
-            lost = self._lost(loop, plain if limits is None else LimitedModel(plain, limits),
-                              source)
+            lost = self._lost(rows, plain if limits is None else LimitedModel(plain, limits),
+                              torch.from_numpy(source).to(self.device))
             if not lost <= WORST:
-                raise RuntimeError(f"{name} decoded {found[-1].tolist()}, up to {lost:.3f} below "
-                                   "the best scores")
-            return loop
-        wanted = self._first_tokens(plain, source, options,
-                                    limits).plain.state.tokens[:, : self.length][:, :TESTED]
-        for one, other in zip(found.tolist(), wanted.tolist(), strict=True):
+                found = rows.results(np.arange(count))[0][-1, :TESTED].tolist()
+                raise RuntimeError(f"{name} decoded {found}, up to {lost:.3f} below the best "
+                                   "scores")
+            return rows
+        every = np.arange(count)
+        wanted = self._first_tokens(plain, source, options, limits).results(every)[0]
+        for one, other in zip(rows.results(every)[0][:, :TESTED].tolist(),
+                              wanted[:, :TESTED].tolist(), strict=True):
             if one != other:
                 raise RuntimeError(f"{name} decoded {one}, not {other}")
-        return loop
+        return rows
 
-    def _lost(self, loop: BlockwiseLoop, model: ScoringModel, source: Tensor) -> float:
+    def _lost(self, rows: PlainRows, model: ScoringModel, source: Tensor) -> float:
         """Return how far the score of a token of the last rows is below the best, at most.
 
         Scores are those of the network in float32, for coupled sampling with its noise. A token
         that is drawn at random may have a lower score, unless it is improbable.
         """
-        tokens, samplers = loop.plain.state.tokens[:, : self.length], loop.plain.samplers
+        tokens, samplers = rows.plain.state.tokens[:, : self.length], rows.plain.samplers
         # [B, N]
         place = torch.arange(self.length, device=source.device)[:TESTED].expand(len(source), -1)
         last = slice(-LAST, None)
@@ -169,16 +173,17 @@ class TritonModel(StepModel):
         return float((scores.amax(-1, keepdim=True) - own - allowed).max())
 
     def _first_tokens(
-        self, model: StepModel, source: Tensor, options: DecodeConfig, limits: Limits | None,
-    ) -> BlockwiseLoop:
-        """Return the loop of a decode whose TESTED first tokens are decoded."""
-        limited = model if limits is None else LimitedModel(model, limits)
-        size, keys = options.block_size or 1, torch.arange(len(source), device=source.device)
-        loop = BlockwiseLoop(Algorithm(limited, options), limited.session(source, size), keys, size)
-        loop.plain.state.limit.fill_(min(TESTED, self.length))
-        while not loop.done():
-            loop.run(1 + TESTED)
-        return loop
+        self, model: StepModel, source: Int64, options: DecodeConfig, limits: Limits | None,
+    ) -> PlainRows:
+        """Return rows whose TESTED first tokens are decoded."""
+        engine, size = PlainEngine(model), options.block_size or 1
+        algorithm = Algorithm(engine, options, limits=limits)
+        rows = engine.start(engine.encode(source, None, algorithm), np.arange(len(source)),
+                            algorithm, size)
+        rows.plain.state.limit.fill_(min(TESTED, self.length))
+        while not rows.complete().all():
+            rows.advance(1 + TESTED)
+        return rows
 
     def decoder(self, plain: PlainDecoder) -> TritonDecoder | None:
         """Return the kernel's decoder; None, and a warning once, if it lacks these settings or does

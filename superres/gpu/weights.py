@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from superres.config.tables import feature_count
 from superres.errors import ConfigError
 from superres.nn.heads import PredictionHeads
-from superres.nn.image_priors import NumericNeighbourhood, feature_count
+from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder
 
 COLUMNS = 16

@@ -1,228 +1,269 @@
-"""The decoder for CPUs: native.cpp does whole iterations, the twin of `superres.decoding` in
+"""The decoder for CPUs: native.cpp does whole iterations, the twin of `superres.decoding.plain` in
 `cpp/decode`."""
 
 from __future__ import annotations
 
 from ctypes import byref, pointer
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.lookahead.iteration import LookaheadDecoder
-from superres.decoding.sum_limits import unwrapped
+from superres.decoding.algorithm import Algorithm
+from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.proposers.draft import READ
+from superres.decoding.proposers.lookahead.layout import Layout
+from superres.decoding.proposers.proposer import ProposerData
 from superres.errors import ScoresError
-from superres.interfaces import Session
+from superres.interfaces import Bool, Int64
 from superres.native import abi
+from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
-from superres.native.session import NativeSession, address
-from superres.nn.heads import RecurrentHeads
+from superres.native.memory import NativeMemory
+from superres.native.session import NativeSession, kept_rows
 
+if TYPE_CHECKING:
+    from superres.native.engine import NativeEngine
 
-def native_decoder(plain: PlainDecoder) -> NativeDecoder | None:
-    """Return a decoder that takes over the rows of `plain`, or None if native.cpp does not support
-    its settings.
-
-    It knows the package's own criteria, and the proposers heads, draft and lookahead. All others,
-    and classes that derive from these, leave the iterations to the plain decoder, whose steps are
-    native all the same.
-    """
-    session, limits, _ = unwrapped(plain.session)
-    rule, sampling = getattr(plain.criterion, "rule", None), plain.samplers.noise is not None
-    if type(plain.proposer) not in PROPOSERS.data.values():
-        return None
-    data = plain.proposer.as_data(plain.session)
-    if not isinstance(session, NativeSession) or rule is None or data is None:
-        return None
-    draft, draft_limits, _ = unwrapped(data.draft)
-    if not isinstance(draft, NativeSession | None):
-        return None
-    if draft is not None and (draft_limits is None) != (limits is None):
-        return None
-    # sampled tokens are chosen in single steps
-    if isinstance(plain, LookaheadDecoder) and sampling:
-        return None
-    if plain.block_costs is not None:
-        largest = 0 if session.heads is None or not data.uses_heads else 1 + session.heads.count
-        # The centres of ordinal heads alone must determine their proposals.
-        known = isinstance(session.heads, RecurrentHeads) or (
-            session.session.size.outputs == session.session.ordinal.parameters)
-        if not known or sampling or len(plain.block_costs.costs) > min(session.width, largest):
-            return None
-    return NativeDecoder(plain)
+POOL = 1024
+"""Number of n-grams per row in the pool of lookahead decoding, as in
+`superres.decoding.plain.lookahead.pool`."""
+UNUSED = -1  # First token of an empty entry of the pool
 
 
 class NativeDecoder:
-    """The iterations of a `PlainDecoder` in native.cpp: a `superres.interfaces.Decoder`.
+    """Rows whose iterations native.cpp does: a `superres.interfaces.Decoder`.
 
-    `largest` is the most tokens of a block. `q_total` [B, W] belongs to speculative sampling: sums
-    of the weights that pending proposals were drawn from, int64, 0 without a proposal; [B, 0] in
-    other decodes.
+    Attributes:
+        session: the network's session.
+        draft: the draft model's; None without one.
+        rows: the arrays whose first axis is the batch, by name: B rows of `store` (the start of the
+            sequence, then committed tokens), `position`, `limit` (where the row ends), `proposals`,
+            `keys` of the noise, `bounds` of the limits, and what single settings need. Sums
+            `q_total` of the weights that pending proposals were drawn from belong to speculative
+            sampling; 0 says that there is no proposal, so the weights `q` need no zeros.
+        loop: the form in which native.cpp reads them.
+        largest: the most tokens of a block.
     """
 
-    def __init__(self, plain: PlainDecoder) -> None:
-        """Take over the rows of `plain`; raises ValueError if their tensors are too small for the
-        session's steps."""
-        self.plain, state = plain, plain.state
-        self.proposals = plain.state.proposals.shape[1] if plain.samplers.speculative else 0
-        # A total of 0 says that there is no proposal, so q needs no zeros. Torch would start
-        # threads to write them, and these compete with the session's own.
-        self.q = state.position.new_empty(
-            len(state.position), self.proposals, plain.samplers.vocabulary, dtype=torch.int32)
-        self.q_total = state.position.new_zeros(len(state.position), self.proposals)
+    compiled = True
+
+    def __init__(
+        self, engine: NativeEngine, encoded: NativeMemory, keys: Int64, algorithm: Algorithm,
+        block_size: int, confident: ConfidentBlockSize | None = None,
+    ) -> None:
+        """Begin the sequences of `encoded`; see `superres.interfaces.Engine.start`.
+
+        Raises ValueError if steps of the algorithm's width cannot verify blocks of `block_size`.
+        """
+        self.engine, self.algorithm, self.confident = engine, algorithm, confident
+        self.data = algorithm.proposer.as_data() or ProposerData("none")
+        options = algorithm.options
+        self.layout = (Layout.of(options, block_size)
+                       if self.data.kind == "lookahead" and block_size > 1 else None)
+        self._width = algorithm.width or block_size
+        self.block_size = self.following = block_size
+        self.end_token = -1 if engine.end_token is None else engine.end_token
+        self.resizable = confident is not None
+        self.session, self.draft = self._sessions(encoded)
+        widest = self.session.widest
+        self.largest = min(widest, 1 + self.session.most_proposals) if (
+            self.data.uses_heads) else widest
+        if not 1 <= block_size <= self.largest or not 0 <= options.min_block <= widest:
+            raise ValueError(f"steps of {widest} cannot verify blocks of {block_size}, at least "
+                             f"{options.min_block}")
+        self.rows = self._new_rows(len(encoded))
+        self._begin(slice(None), encoded, keys)
         self._bind()
 
-    def shrink(self, rows: Tensor, session: Session) -> None:
-        self.plain.shrink(rows, session)
-        self.q, self.q_total = self.q[rows], self.q_total[rows]
+    def _sessions(self, encoded: NativeMemory) -> tuple[NativeSession, NativeSession | None]:
+        """Return empty sessions of the network and of the draft model."""
+        tree = None if self.layout is None else self.layout.tree
+        session = self.engine.session(encoded, self._width, tree)
+        if self.data.draft is None or encoded.draft is None:
+            return session, None
+        # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads
+        # only READ tokens.
+        engine: Any = self.data.draft.draft  # which is native
+        draft = engine.session(encoded.draft, max(session.widest, READ))
+        draft.resize(READ)
+        return session, draft
+
+    def _new_rows(self, batch: int) -> dict[str, Any]:
+        """Allocate the arrays of rows."""
+        options, widest, length = self.algorithm.options, self.session.widest, self.engine.length
+        rows: dict[str, Any] = {
+            "store": zeros((batch, 1 + length + widest), np.int64),
+            "proposals": empty((batch, widest), np.int64),
+            **{name: empty((batch,), np.int64) for name in ("position", "limit", "keys")}}
+        if self.algorithm.limits is not None:
+            rows["bounds"] = empty((batch, 2, length + 1), np.int64)
+        if options.is_sampling and options.sampling == "speculative":
+            rows["q"] = empty((batch, widest, self.engine.vocabulary), np.int32)
+            rows["q_total"] = zeros((batch, widest), np.int64)
+        if self.confident is not None:
+            self.costs = self.confident.block_costs(batch, self.engine.network.config.target_shape)
+            rows["sizes"], rows["rate"] = (aligned(part, part.dtype)
+                                           for part in (self.costs.sizes, self.costs.rate))
+        if self.layout is not None:
+            size, columns = self.layout.paths.shape[1], len(self.layout.guesses)
+            rows["window"] = zeros((batch, size - 1, columns), np.int64)
+            rows["grams"] = empty((batch, POOL, size), np.int64)
+            rows["oldest"], rows["found"] = (zeros((batch,), np.int64) for _ in range(2))
+        return rows
+
+    def _begin(self, chosen: Int64 | slice, encoded: NativeMemory, keys: Int64) -> None:
+        """Let the rows `chosen` begin the sequences of `encoded`."""
+        rows = self.rows
+        # The filler must not be the end token, or a row would end where it starts.
+        start = {"position": -1, "limit": self.engine.length, "window": 0, "grams": UNUSED,
+                 "found": 0, "proposals": int(self.end_token == 0)}
+        for name in start.keys() & rows.keys():
+            rows[name][chosen] = start[name]
+        if self.end_token >= 0 and (longest := self.session.longest) is not None:
+            rows["limit"][chosen] = longest[chosen]
+        rows["keys"][chosen] = keys
+        if "bounds" in rows:
+            rows["bounds"][chosen] = encoded.bounds
+
+    def replace(self, rows: Int64, encoded: NativeMemory, keys: Int64) -> None:
+        fresh, draft = self._sessions(encoded)
+        self.session.write(rows, fresh)
+        if self.draft is not None and draft is not None:
+            self.draft.write(rows, draft)
+        self._begin(rows, encoded, keys)
+
+    def keep(self, rows: Int64) -> None:
+        for session in (self.session, self.draft):
+            if session is not None:
+                session.keep(rows)
+        self.rows = kept_rows(self.rows, rows)
         self._bind()
 
-    def advance(self, count: int) -> Tensor:
+    @property
+    def width(self) -> int:
+        return self.session.width
+
+    def advance(self, count: int) -> Int64:
         """See `superres.interfaces.Decoder.advance`; stops early when all rows are complete."""
-        plain, state, session = self.plain, self.plain.state, self.session
+        session, size, following = self.session, self.block_size, self.following
         # The last iteration of a call proposes blocks of another size.
-        size, following = state.block_size, plain.block_size
         count = count if following == size else 1
-        # rows were taken over in a narrower session, which has been resized since
-        if session.width > self.width:
-            self._bind()
-        if (not 1 <= following <= self.largest
-                or not max(size, plain.min_block) <= session.width <= self.width):
+        if not 1 <= following <= self.largest or session.width < max(
+                size, self.algorithm.options.min_block):
             raise ValueError(f"iterations in blocks of {size} have no memory for steps of "
                              f"{session.width} that propose blocks of {following}")
-        self.loop.block_size = size
-        self.loop.end_token = -1 if plain.end_token is None else plain.end_token
-        record = torch.empty(count, session.batch, self.loop.capacity + 2, dtype=torch.int64)
+        self.loop.block_size, self.loop.end_token = size, self.end_token
+        record = empty((count, session.batch, 2 + session.widest), np.int64)
         made: int = library().superres_iterate(
-            byref(session.session), byref(self.loop), count, following, record.data_ptr())
-        if session.not_finite:
-            session.not_finite.zero_()  # the session may decode other rows later
+            byref(session.session), byref(self.loop), count, following, record.ctypes.data)
+        if session.not_finite[0]:
+            session.not_finite[0] = 0
             raise ScoresError
-        state.block_size = following
+        self.block_size = following
+        if self.resizable and session.width != following:
+            session.resize(following)
         return record[:made]
 
+    def resize(self, block_size: int) -> None:
+        self.resizable, self.following = True, block_size
+
+    def complete(self) -> Bool:
+        return np.asarray(self.rows["position"] >= self.rows["limit"])
+
+    def positions(self) -> Int64:
+        return np.array(self.rows["position"])
+
+    def results(self, rows: Int64) -> tuple[Int64, Int64]:
+        count, places = self.rows["position"][rows].clip(0), np.arange(self.engine.length)
+        tokens = self.rows["store"][rows, 1 : 1 + len(places)]
+        return np.where(places < count[:, None], tokens, 0), count
+
+    def seek(self, position: int) -> None:
+        self.end_token = -1
+        self.rows["position"][:], self.rows["limit"][:] = position, self.engine.length
+
     def _bind(self) -> None:
-        """Make the form in which native.cpp reads the rows, with their tensors."""
-        plain, state, size = self.plain, self.plain.state, self._checked().size
-        batch, width, vocabulary = size.batch, size.width, size.vocabulary
-        capacity, stride = state.proposals.shape[1], state.store.shape[1]
-        kind, bound = plain.criterion.rule or ("distance", 0)
+        """Make the form in which native.cpp reads the rows."""
+        session, options, rows = self.session, self.algorithm.options, self.rows
+        size, width = session.session.size, session.widest
+        batch, vocabulary = session.batch, size.vocabulary
+        kind, bound = self.algorithm.criterion.rule or ("distance", 0)
         # Scratch, which one iteration leaves to the next.
-        integers = torch.empty(2 * width + capacity + 3, batch, dtype=torch.int64)
-        buffers = {
+        integers = empty((3 * width + 3, batch), np.int64)
+        scratch = {
             "tokens": integers[:width], "best_tokens": integers[width : 2 * width],
             "next": integers[2 * width :], "place": integers[-3], "index": integers[-2],
-            "first": integers[-1], "hidden": torch.empty(batch, width, size.d),
-            "scores": torch.empty(batch, width, vocabulary),
-            "scratch": None if self.session.heads is None else self.session.head_memory,
+            "first": integers[-1], "hidden": empty((batch, width, size.d), np.float32),
+            "scores": empty((batch, width, vocabulary), np.float32),
+            "scratch": session.scratch.get("heads"),
         }
         self.loop = loop = abi.CLoopState(
-            block_size=state.block_size, capacity=capacity, stride=stride, minimum=plain.min_block,
-            rule=abi.value("Rule", kind), bound=min(bound, vocabulary) if kind == "rank" else bound,
-            end_token=-1 if plain.end_token is None else plain.end_token,
-            position=address(state.position, torch.int64, batch),
-            limit=address(state.limit, torch.int64, batch),
-            store=address(state.store, torch.int64, batch, stride),
-            proposals=address(state.proposals, torch.int64, batch, capacity),
-            **{name: None if tensor is None else tensor.data_ptr()
-               for name, tensor in buffers.items()},
+            block_size=self.block_size, capacity=width, stride=rows["store"].shape[1],
+            minimum=options.min_block, rule=abi.value("Rule", kind),
+            bound=min(bound, vocabulary) if kind == "rank" else bound, end_token=self.end_token,
+            **{name: rows[name].ctypes.data for name in ("position", "limit", "store",
+                                                         "proposals")},
+            **{name: None if array is None else array.ctypes.data
+               for name, array in scratch.items()},
         )
         # the copies in `loop` keep nothing alive
-        loop.tensors = [buffers, vars(state).copy(), self.data]
-        self._add_settings(loop, size)
+        self.kept: list[Any] = [integers, scratch]
+        self._add_settings(loop, batch)
 
-    def _add_settings(self, loop: abi.CLoopState, size: abi.CSizes) -> None:
+    def _add_settings(self, loop: abi.CLoopState, batch: int) -> None:
         """Add what only some decodes have: a draft, sampling, block costs, limits, a lookahead."""
-        plain, batch = self.plain, size.batch
+        rows, limits = self.rows, self.algorithm.limits
         if self.draft is not None:
-            loop.draft = draft = _draft_of(self.draft.session, batch)
-            loop.tensors.append(draft)
-        if plain.samplers.noise is not None:
-            loop.sampling = pointer(self._sampling(batch, size.vocabulary))
-        if (costs := plain.block_costs) is not None:
+            loop.draft = self._draft(self.draft, batch)
+        if self.algorithm.options.is_sampling:
+            loop.sampling = pointer(self._sampling(batch))
+        if self.confident is not None:
+            costs = aligned(self.costs.costs, np.float64)
+            self.kept.append(costs)
             loop.block_costs = abi.CBlockCosts(
-                count=len(costs.costs), costs=address(costs.costs, torch.float64, len(costs.costs)),
-                sizes=address(costs.sizes, torch.int64, batch), offset=costs.offset,
-                exponent=costs.exponent, reach=costs.reach,
-                rate=address(costs.rate, torch.float64, batch, 2 + size.channels))
-        if self.limits is not None:
-            earlier, past = self.limits.earlier, size.length + 1
-            count = earlier.shape[1]
+                count=len(costs), costs=costs.ctypes.data, offset=self.costs.offset,
+                exponent=self.costs.exponent, reach=self.costs.reach,
+                sizes=address(rows["sizes"], np.int64, batch),
+                rate=address(rows["rate"], np.float64, batch, 2 + self.engine.channels))
+        if limits is not None:
+            earlier = limits.earlier
             loop.limits = abi.CLimits(
-                count=count, earlier=address(earlier, torch.int64, past, count),
-                bounds=address(self.bounds, torch.int64, batch, 2, past))
-        if isinstance(plain, LookaheadDecoder):
-            loop.lookahead = lookahead = _lookahead_of(plain, batch)
-            loop.tensors.append(lookahead)
+                count=earlier.shape[1], earlier=address(earlier, np.int64, *earlier.shape),
+                bounds=address(rows["bounds"], np.int64, batch, 2, len(earlier)))
+        if self.layout is not None:
+            loop.lookahead = self._lookahead(self.layout)
 
-    def _checked(self) -> abi.CSession:
-        """Find the sessions and the proposer of the rows, and return the session as native.cpp
-        reads it."""
-        plain, state = self.plain, self.plain.state
-        session, self.limits, self.bounds = unwrapped(plain.session)
-        data = plain.proposer.as_data(plain.session)
-        if not isinstance(session, NativeSession) or data is None:
-            raise ValueError("these rows are not of a native session")
-        draft = unwrapped(data.draft)[0]
-        self.session, self.data = session, data
-        self.draft = draft if isinstance(draft, NativeSession) else None
-        self.width, capacity = session.width, state.proposals.shape[1]
-        self.largest = min(capacity, 1 + session.most_proposals) if data.uses_heads else capacity
-        least = 1 + session.config.target_length + self.width
-        if capacity < self.width or state.store.shape[1] < least:
-            raise ValueError(f"{capacity} proposals and {state.store.shape[1]} tokens of memory "
-                             f"are too few for steps of {self.width}")
-        if (not 1 <= state.block_size <= min(self.width, self.largest)
-                or not 0 <= plain.min_block <= self.width):
-            raise ValueError(f"steps of {self.width} cannot verify blocks of {state.block_size}, "
-                             f"at least {plain.min_block}")
-        return session.session
+    def _draft(self, session: NativeSession, batch: int) -> abi.CDraft:
+        """Return the form in which native.cpp reads a draft model's session."""
+        size, width = session.session.size, session.width
+        integers = empty((2 * width + 1, batch), np.int64)
+        hidden = empty((batch, width, size.d), np.float32)
+        scores = empty((batch, width, size.vocabulary), np.float32)
+        self.kept += [integers, hidden, scores]
+        parts = integers[:width], integers[-1], integers[width:-1], hidden, scores
+        return abi.CDraft(pointer(session.session), *(part.ctypes.data for part in parts))
 
-    def _sampling(self, batch: int, vocabulary: int) -> abi.CSampling:
+    def _sampling(self, batch: int) -> abi.CSampling:
         """Return the form in which native.cpp reads the sampling."""
-        samplers, options = self.plain.samplers, self.plain.samplers.options
-        temperatures = samplers.temperatures.float()
+        options, vocabulary, rows = self.algorithm.options, self.engine.vocabulary, self.rows
+        temperatures = aligned(np.array(options.temperatures), np.float32)
+        widest = self.session.widest
         made = abi.CSampling(
-            kind=abi.value("SamplingKind", "speculative" if samplers.speculative else "gumbel"),
+            kind=abi.value("SamplingKind", "speculative" if "q" in rows else "gumbel"),
             seed=options.seed, channels=len(temperatures),
             top_k=min(options.sample_top_k or vocabulary, vocabulary), nucleus=options.nucleus,
-            keys=address(samplers.keys, torch.int64, batch),
-            temperature=address(temperatures, torch.float32, len(temperatures)),
-            q=address(self.q, torch.int32, batch, self.proposals, vocabulary),
-            q_total=address(self.q_total, torch.int64, batch, self.proposals))
-        self.loop.tensors += [made, temperatures, samplers.keys, self.q, self.q_total]
+            keys=address(rows["keys"], np.int64, batch), temperature=temperatures.ctypes.data,
+            q=address(rows.get("q"), np.int32, batch, widest, vocabulary),
+            q_total=address(rows.get("q_total"), np.int64, batch, widest))
+        self.kept += [made, temperatures]
         return made
 
-
-def _draft_of(session: abi.CSession, batch: int) -> abi.CDraft:
-    """Return the form in which native.cpp reads a draft model's session; the result keeps its
-    scratch alive."""
-    size, width = session.size, session.size.width
-    integers = torch.empty(2 * width + 1, batch, dtype=torch.int64)
-    hidden = torch.empty(batch, width, size.d)
-    scores = torch.empty(batch, width, size.vocabulary)
-    parts = integers[:width], integers[-1], integers[width:-1], hidden, scores
-    made = abi.CDraft(pointer(session), *(part.data_ptr() for part in parts))
-    made.scratch = integers, hidden, scores
-    return made
-
-
-def _lookahead_of(data: LookaheadDecoder, batch: int) -> abi.CLookahead:
-    """Return the form in which native.cpp reads the layout and the state; the result keeps its own
-    memory alive."""
-    candidates, size = data.paths.shape
-    columns, capacity = len(data.guesses), data.pool.grams.shape[1]
-    cells, own = data.cells.contiguous(), torch.zeros(2, batch, dtype=torch.int64)
-    made = abi.CLookahead(
-        size=size, columns=columns, candidates=candidates, cells=cells.shape[1], capacity=capacity,
-        paths=address(data.paths, torch.int64, candidates, size),
-        guesses=address(data.guesses, torch.int64, columns), stage=cells[0].data_ptr(),
-        column=cells[1].data_ptr(),
-        window=address(data.window, torch.int64, batch, size - 1, columns),
-        grams=address(data.pool.grams, torch.int64, batch, capacity, size),
-        oldest=own[0].data_ptr(), found=own[1].data_ptr())
-    made.tensors = cells, own
-    return made
-
-
+    def _lookahead(self, layout: Layout) -> abi.CLookahead:
+        """Return the form in which native.cpp reads the columns of a step and the n-grams."""
+        candidates, size = layout.paths.shape
+        parts = [aligned(part, np.int64) for part in (layout.paths, layout.guesses, *layout.cells)]
+        self.kept += parts
+        return abi.CLookahead(
+            size, len(layout.guesses), candidates, len(layout.cells[0]), POOL,
+            *(part.ctypes.data for part in parts),
+            *(self.rows[name].ctypes.data for name in ("window", "grams", "oldest", "found")))

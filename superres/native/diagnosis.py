@@ -7,14 +7,13 @@ import platform
 import subprocess
 from typing import Any
 
-import torch
-
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import BY_PRECISION
+from superres.native.engine import BY_PRECISION
 from superres.native.variants import for_machine
-from superres.system.machine import cpu_name, usable_cores
+from superres.system.machine import cpu_name, gpu_present, torch_version
 from superres.system.output import cache_folder
+from superres.system.threads import most_threads, usable_cores
 
 
 def report() -> dict[str, Any]:
@@ -23,17 +22,18 @@ def report() -> dict[str, Any]:
 
     `engine` is what the engine "auto" is on this processor, for the networks that it supports.
     """
-    torch_version = f"{torch.__version__}, {torch.get_num_threads()} threads"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    native = _native()
-    cache = cache_folder()
+    torch, native, cache = torch_version(), _native(), cache_folder()
+    gpu = "none" if not gpu_present() else "yes" if torch is not None else (
+        "yes, but unused: decoding on it needs torch: pip install 'superres[torch]'")
     return {
         "python": f"{platform.python_version()}, {platform.platform()}",
-        "torch": f"{torch_version}, GPU: {gpu}",
+        "torch": torch or "none",
+        "gpu": gpu,
         "processor": f"{cpu_name()}, {platform.machine()}, {usable_cores()} of {os.cpu_count()} "
-        "cores usable",
+        f"cores usable, by at most {most_threads()} threads",
         **native,
-        "engine": "plain" if native["native"].startswith("none") else BY_PRECISION["int8"],
+        "engine": (BY_PRECISION["int8"] if not native["native"].startswith("none")
+                   else "none" if torch is None else "plain"),
         "compiler": _compiler(),
         "cache": f"{cache}, libraries: {len([*cache.glob('native-*')])}",
     }

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ctypes import Array, Structure, addressof, c_void_p, sizeof
 from typing import Any
 
-from torch import Tensor
+import numpy as np
 
 ALIGNMENT = 64
 _ADDRESS = 4
@@ -67,21 +67,27 @@ class MemoryImage:
     converts it. `links` are the places of all addresses in the data.
     """
 
-    def __init__(self, data: Any, blank: Any) -> None:  # noqa: ANN401 - whatever holds tensors
-        """Begin an image of structures that point to the tensors and arrays in `data`, and to the
-        tensors in `blank`.
+    def __init__(self, data: Any, blank: Any) -> None:  # noqa: ANN401 - whatever holds arrays
+        """Begin an image of structures that point to the arrays in `data`, of numpy and of ctypes,
+        and to the arrays in `blank`.
 
         What is in `blank` is not saved, even if it is in `data`. Both are lists and dictionaries,
-        also nested.
+        also nested. Arrays within another one keep their places there.
         """
         self.data, self.links, self._blank = bytearray(), list[int](), 0
         # Memory of this process by its address: its size, the type of an array's elements, and
         # whether it is data.
         self._memory: dict[int, tuple[int, Any, bool]] = {}
         for is_data, owner in ((True, data), (False, blank)):
-            self._memory.update({address: (size, kind, is_data)
-                                 for address, size, kind in _memory_of(owner)})
-        self._addresses = sorted(self._memory)
+            for address, size, kind in _memory_of(owner):
+                if address not in self._memory or size >= self._memory[address][0]:
+                    self._memory[address] = size, kind, is_data
+        # Arrays within another one are left out.
+        self._addresses, end = list[int](), 0
+        for address in sorted(self._memory):
+            if address >= end:
+                self._addresses.append(address)
+                end = address + self._memory[address][0]
         self._placed: dict[int, int] = {}  # by the address in this process
 
     def add(self, structure: Structure) -> int:
@@ -112,7 +118,7 @@ class MemoryImage:
         return place
 
     def at(self, address: int) -> int:
-        """Return the place of an address in this process, in the memory of a tensor."""
+        """Return the place of an address in this process, in the memory of an array."""
         start = self._addresses[bisect_right(self._addresses, address) - 1]
         size, _, is_data = self._memory[start]
         if not start <= address < start + size:
@@ -155,11 +161,11 @@ class MemoryImage:
             self.data[place : place + sizeof(kind)] = ctypes.string_at(address, sizeof(kind))
 
 
-def _memory_of(owner: Any) -> Iterator[tuple[int, int, Any]]:  # noqa: ANN401 - whatever holds tensors
-    """Yield the address, the size and the type of structures of the memory that tensors and arrays
-    in `owner` take."""
-    if isinstance(owner, Tensor) and owner.numel():
-        yield owner.untyped_storage().data_ptr(), owner.untyped_storage().nbytes(), None
+def _memory_of(owner: Any) -> Iterator[tuple[int, int, Any]]:  # noqa: ANN401 - whatever holds arrays
+    """Yield the address, the size and the type of structures of the memory that the arrays in
+    `owner` take."""
+    if isinstance(owner, np.ndarray) and owner.size:
+        yield owner.ctypes.data, owner.nbytes, None
     elif isinstance(owner, Array):
         yield addressof(owner), sizeof(owner), owner._type_
     elif isinstance(owner, dict | list | tuple):

@@ -3,24 +3,21 @@ the folder `cpp`."""
 
 from __future__ import annotations
 
-import math
 from ctypes import byref
+from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from superres.config import ModelConfig
-from superres.interfaces import Sampler, StepOutput
+from superres.config.tables import INITIAL_SHARPNESS, RESIDUAL_SCALE, position_signal, slot_count
+from superres.interfaces import Float32, Float64, Int64, Tree
 from superres.native import abi
+from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
+from superres.native.memory import NativeMemory
 from superres.native.weights import PackedWeights
-from superres.nn.cache import slot_count
-from superres.nn.heads import RecurrentHeads
-from superres.nn.image_priors import INITIAL_SHARPNESS, RESIDUAL_SCALE
-from superres.nn.model import Memory
-from superres.nn.proposing import ProposingSession, StepState
-from superres.nn.torch_step import PARTS
 
 GROUP_WIDTH = 64
 """Width of a group of attention heads and hidden units: see `Layers` in cpp/model/layer.h. Another
@@ -35,86 +32,185 @@ SLOT_AXIS = 2
 """The axis of the slots, or of groups of slots, in the keys, values and their scales of
 `NativeSession.caches`."""
 
+COPIED = ("position_table", "head_table", "estimate", "residual_sum", "longest")
+"""Parts of the memory that a session reads as they are."""
 
-class NativeSession(ProposingSession):
-    """A batch being decoded by native.cpp: `superres.interfaces.Session`. Not thread-safe; for one
-    decode at a time.
 
-    It decodes the sources of `memory` in steps of up to `width` tokens on `threads` threads.
-    Recurrent heads choose from the tokens in `shortlist`, int64 [B, N], -1 past a list's last; from
-    all if None.
+class NativeSession:
+    """A batch being decoded by native.cpp. Not thread-safe; for one decode at a time.
+
+    It decodes the sources of `memory` in steps of up to `width` tokens, by the numbers of threads
+    in `threads`. Recurrent heads choose from the tokens in `shortlist`, int64 [B, N], -1 past a
+    list's last; from all if None. With a `tree`, whose root is column 0, steps read its columns.
+
+    Attributes:
+        rows: the arrays whose first axis is the batch, by name.
+        caches: those of them that hold the keys and values of each layer.
     """
 
     def __init__(
-        self, packed: PackedWeights, memory: Memory, width: int, threads: int,
-        shortlist: Tensor | None = None,
+        self, packed: PackedWeights, memory: NativeMemory, width: int, threads: abi.CThreads,
+        shortlist: Int64 | None = None, tree: Tree | None = None,
     ) -> None:
-        config = packed.model.config
-        super().__init__(packed.model, memory, width)
-        self.packed, self.tensors, self.widest = packed, list[Any](), width
-        self.not_finite = torch.zeros(1, dtype=torch.int64)
-        self.by_row: list[Tensor] = []
-        self.deviation: Tensor | None = None
-        self.session = abi.CSession(
-            size=self._sizes(), weights=packed.weights, heads=packed.heads,
-            threads=abi.CThreads(count=threads, rows_at_once=2, least_columns=LEAST_COLUMNS),
-            input=abi.CInput(position_table=self._keep(self.position_table, self.conditioned),
-                             conditioned=self.conditioned),
-            ordinal=abi.COrdinal(parameters=config.ordinal_outputs,
-                                 residual_scale=RESIDUAL_SCALE,
-                                 initial_sharpness=INITIAL_SHARPNESS),
-            report=abi.CReport(not_finite=self.not_finite.data_ptr()),
-        )
-        self._add_memory(shortlist)
-        self._caches(memory)
-        self._scratch()
+        self.packed, self.config, self.tree = packed, packed.config, tree
+        self.batch, self.width, self.widest = len(memory), width, width
+        self.threads, self.not_finite = threads, zeros((1,), np.int64)
+        self.slots, self.cross_slots = self._slots(), 0
+        if self.config.cross_attention:
+            self.cross_slots = memory.states.shape[1]
+        self.rows = self._rows_of(memory, shortlist)
+        self._bind()
+        if self.cross_slots:  # keys and values of the memory, and the weights of a shortlist
+            states = aligned(memory.states, np.float32)
+            library().superres_remember(byref(self.session), states.ctypes.data)
 
-    def _sizes(self) -> abi.CSizes:
-        config, width = self.config, self.width
+    def _slots(self) -> int:
         # Attention reads aligned groups of LANES keys; no two groups of one step may share slots of
         # the ring.
-        slots = slot_count(config, width) + 2 * abi.LANES - 1
-        slots += -slots % abi.LANES
+        slots = slot_count(self.config, self.widest) + 2 * abi.LANES - 1
+        return slots + -slots % abi.LANES
+
+    def _rows_of(self, memory: NativeMemory, shortlist: Int64 | None) -> dict[str, Any]:
+        """Return the arrays of the rows: parts of the memory, and room for what steps write."""
+        config, rows = self.config, dict[str, Any]()
+        for name in COPIED:
+            if (part := getattr(memory, name)) is not None:
+                rows[name] = aligned(part, part.dtype)
+        if "residual_sum" in rows:
+            # Entry T stands for absent neighbours and stays 0.
+            rows["deviation"] = zeros((self.batch, config.target_length + 2), np.float32)
+        if shortlist is not None:
+            batch, count = shortlist.shape
+            rows["shortlist"] = aligned(shortlist, np.int64)
+            rows["shortlist weight"] = empty((batch, count * config.width), np.uint8)
+            rows["shortlist bias"], rows["shortlist scale"] = (
+                empty((batch, count), np.float32) for _ in range(2))
+        self.caches = {f"{layer} {part}": array for layer in range(config.decoder_layers)
+                       for part, array in enumerate(self._cache())}
+        rows |= self.caches
+        if self.cross_slots:
+            mask = memory.mask
+            rows["cross_mask"] = (zeros((self.batch, self.cross_slots), np.float32) if mask is None
+                                  else aligned(mask, np.float32))
+            # steps of one token propose nothing
+            owners = [*range(config.decoder_layers),
+                      *["heads"] * bool(self.packed.heads.recurrent and self.widest > 1)]
+            shape = self.batch, self.cross_slots, config.width
+            rows |= {f"{owner} cross {part}": zeros(shape, np.float32) for owner in owners
+                     for part in ("key", "value")}
+        return rows
+
+    def _cache(self) -> tuple[Any, ...]:
+        """Allocate the keys and values of a layer; as bytes with their scales if the products are
+        int8.
+
+        They are finite from the start: a step that is timed in the middle of a target reads them
+        all, and a hidden value has weight 0, but 0 times NaN is NaN.
+        """
+        rows, slots = (self.batch, self.config.attention_heads), self.slots
+        size = self.config.width // self.config.attention_heads
+        if self.packed.precision != "int8":
+            return (zeros((*rows, slots // abi.LANES, size, abi.LANES), np.float32),
+                    zeros((*rows, slots, size), np.float32))
+        quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
+        return (*(empty((*rows, *shape), np.uint8) for shape in quads),
+                *(zeros((*rows, slots), np.float32) for _ in quads))
+
+    def _bind(self) -> None:
+        """Let native.cpp read the arrays of the rows, with scratch for as many."""
+        config, packed, rows = self.config, self.packed, self.rows
+        signal = _signal(config.target_shape, config.width)
+        self.session = session = abi.CSession(
+            size=self._sizes(), weights=packed.weights, heads=packed.heads, threads=self.threads,
+            input=abi.CInput(
+                position_table=rows.get("position_table", signal).ctypes.data,
+                conditioned="position_table" in rows, cross_mask=self._at("cross_mask")),
+            ordinal=abi.COrdinal(parameters=config.ordinal_outputs, estimate=self._at("estimate"),
+                                 residual_scale=RESIDUAL_SCALE,
+                                 initial_sharpness=INITIAL_SHARPNESS),
+            report=abi.CReport(not_finite=self.not_finite.ctypes.data),
+        )
+        session.heads.conditioning = self._at("head_table")
+        if "shortlist" in rows:
+            session.heads.shortlist = abi.CShortlist(
+                rows["shortlist"].shape[1], self._at("shortlist"), packed.known.ctypes.data,
+                *map(self._at, ("shortlist weight", "shortlist bias", "shortlist scale")))
+        if "residual_sum" in rows:
+            session.neighbourhood = packed.neighbourhood
+            near = session.neighbourhood  # a view of the copy
+            near.residual_sum, near.deviation = self._at("residual_sum"), self._at("deviation")
+        # The caches of the layers, and of the memory.
+        self.layers = session.cache = (abi.CLayerCache * config.decoder_layers)()
+        for number, layer in enumerate(self.layers):
+            layer.self = abi.CCache(*(array.ctypes.data for name, array in self.caches.items()
+                                      if name.startswith(f"{number} ")))
+            layer.cross = self._cross(number)
+        session.heads.cross = self._cross("heads")
+        self._scratch()
+
+    def _cross(self, owner: object) -> abi.CCache:
+        return abi.CCache(self._at(f"{owner} cross key"), self._at(f"{owner} cross value"))
+
+    def _at(self, name: str) -> int | None:
+        """Return the address of an array of the rows; None, which is null in C++, without it."""
+        array = self.rows.get(name)
+        return None if array is None or not array.size else int(array.ctypes.data)
+
+    def _sizes(self) -> abi.CSizes:
+        config = self.config
         return abi.CSizes(
-            batch=self.batch, width=width, length=config.target_length, d=config.width,
+            batch=self.batch, width=self.widest, length=config.target_length, d=config.width,
             attention_heads=config.attention_heads, filter=config.filter_size,
             layers=config.decoder_layers, vocabulary=config.vocabulary, channels=config.channels,
-            outputs=config.outputs, slots=slots,
+            outputs=config.outputs, slots=self.slots, cross_slots=self.cross_slots,
             # Causal attention is local attention in a single block.
-            block_length=config.attention_block_length if config.attention == "local_1d" else slots,
+            block_length=(config.attention_block_length if config.attention == "local_1d"
+                          else self.slots),
             key_distance=config.key_distance, groups=groups_of(config),
             stride=max(3 * config.width, self.packed.weights.project.panels * abi.PANEL),
         )
 
-    def _add_memory(self, shortlist: Tensor | None) -> None:
-        """Add what only some networks read: parts of the memory, a shortlist, the neighbourhood."""
-        if self.head_table is not None:
-            self.session.heads.conditioning = self._keep(self.head_table, True)
-        if self.estimate is not None:
-            self.session.ordinal.estimate = self._keep(self.estimate, True)
-        if shortlist is not None:
-            self.session.heads.shortlist = self._shortlist(shortlist)
-        if self.packed.model.neighbourhood is not None and self.residual_sum is not None:
-            self.session.neighbourhood = self.packed.neighbourhood
-            near = self.session.neighbourhood  # a view of the copy
-            near.residual_sum = self._keep(self.residual_sum, True)
-            # Entry T stands for absent neighbours and stays 0.
-            self.deviation = torch.zeros(self.batch, self.config.target_length + 2)
-            near.deviation = self._keep(self.deviation, True)
+    def _scratch(self) -> None:
+        """Allocate what native.cpp writes before it reads it."""
+        session, config, columns = self.session, self.config, self.batch * self.widest
+        slots = max(self.slots, self.cross_slots) * config.attention_heads
+        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width,
+                 "wide": config.filter_size, "attended": config.width, "weights": slots,
+                 "projected": session.size.stride, "gathered": session.neighbourhood.features}
+        self.scratch = {name: empty((columns * size,), np.float32) for name, size in sizes.items()}
+        session.scratch = abi.CScratch(**{name: array.ctypes.data if array.size else None
+                                          for name, array in self.scratch.items()})
+        if session.heads.count:
+            count = library().superres_propose_room(byref(session), session.heads.count)
+            self.scratch["heads"] = empty((self.batch * count,), np.float32)
+        if self.tree is not None:
+            self._add_tree(self.tree)
+        session.size.width = self.width
 
-    def _source_of(self, memory: Memory) -> tuple[Tensor, ...]:
-        """Return the states and the mask: native.cpp computes keys and values from them, and
-        `_keys` for `_recur`."""
-        return ((memory.states, memory.hidden(memory.states.dtype))
-                if isinstance(self.heads, RecurrentHeads) else ())
+    def _add_tree(self, tree: Tree) -> None:
+        """Let steps read the columns of a tree."""
+        session, scratch = self.session, self.scratch
+        depth, ancestors = (aligned(part, np.int64) for part in (tree.depth, tree.ancestors))
+        session.tree = abi.CTree(tree.scored, ancestors.shape[1], depth.ctypes.data,
+                                 ancestors.ctypes.data)
+        scratch |= {"depth": depth, "ancestors": ancestors}
+        for number, layer in enumerate(self.layers):
+            shape = self.batch, self.widest, 2 * self.config.width
+            scratch[f"columns {number}"] = columns = zeros(shape, np.float32)
+            layer.columns = columns.ctypes.data
+        if session.neighbourhood.features:
+            scratch["deviation"] = zeros((self.batch, self.widest), np.float32)
+            session.neighbourhood.column_deviation = scratch["deviation"].ctypes.data
 
-    def _keys(self) -> tuple[Tensor, ...]:
-        return super()._source_of(Memory(*self.source))
+    @property
+    def longest(self) -> Int64 | None:
+        """Largest number of tokens of each row of a text that ends [B]; None for T."""
+        return self.rows.get("longest")
 
     @property
     def scored(self) -> int:
         """Number of columns of a step that get scores."""
-        return self.width
+        return self.width if self.tree is None else self.tree.scored
 
     @property
     def most_proposals(self) -> int:
@@ -123,170 +219,103 @@ class NativeSession(ProposingSession):
         heads = self.session.heads
         return 0 if heads.recurrent and not heads.cross.key else int(heads.count)
 
-    def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and
-        `position`."""
-        tokens, position = tokens.contiguous(), position.contiguous()
-        scores = torch.empty(self.batch, self.scored, self.config.vocabulary)
-        hidden = torch.empty(self.batch, self.width, self.config.width)
-        library().superres_step(
-            byref(self.session), address(tokens, torch.int64, self.batch, self.width),
-            address(position, torch.int64, self.batch), hidden.data_ptr(), scores.data_ptr(),
-        )
-        return StepOutput(scores, (hidden, position))
+    def step(self, tokens: Int64, position: Int64) -> tuple[Float32, Float32]:
+        """Read `tokens` [B, W] at decoder positions `position` [B] + 0..W-1, as
+        `superres.interfaces.Session.step`; return scores [B, W, V] and decoder outputs [B, W, D].
 
-    def propose(self, output: StepOutput, index: Tensor, first: Tensor, offsets: Tensor,
-                sampler: Sampler) -> Tensor:
-        hidden, position = output.state
-        rule = None if sampler.limit is not None else sampler.additive(offsets)
-        if rule is None:
-            place = (position.unsqueeze(1) + torch.arange(self.width)).clamp(
-                max=self.config.target_length - 1)
-            shape = self.batch, self.width, self.session.neighbourhood.features
-            near = self.gathered.flatten()[: math.prod(shape)].view(shape) if shape[-1] else None
-            return super().propose(
-                StepOutput(output.scores, StepState(hidden, place, near)), index, first, offsets,
-                sampler)
-        temperature, noise = (None if part is None else part.float().flatten() for part in rule)
-        index, first, count = index.contiguous(), first.contiguous(), len(offsets)
+        Of a tree, `position` is that of the root, and only scored columns have scores.
+        """
+        scores = empty((self.batch, self.scored, self.config.vocabulary), np.float32)
+        hidden = empty((self.batch, self.width, self.config.width), np.float32)
+        library().superres_step(
+            byref(self.session), address(tokens, np.int64, self.batch, self.width),
+            address(position, np.int64, self.batch), hidden.ctypes.data, scores.ctypes.data)
+        return scores, hidden
+
+    def propose(
+        self, hidden: Float32, position: Int64, index: Int64, first: Int64, count: int,
+        temperature: Float32 | None = None, noise: Float32 | None = None,
+    ) -> Int64:
+        """Return the proposals [B, N] of `count` heads at step column `index` [B] of a step's
+        `hidden` and `position`, after p1's token `first` [B].
+
+        Tokens are chosen by argmax(scores / temperature + noise), of [B, N] and [B, N, V]; by
+        argmax(scores) if both are None.
+        """
         if count > self.most_proposals:
             raise ValueError(f"{count} proposals were requested from {self.most_proposals} heads")
-        tokens = torch.empty(self.batch, count, dtype=torch.int64)
-        rows = (address(tensor, torch.int64, self.batch) for tensor in (position, index, first))
+        tokens = empty((self.batch, count), np.int64)
+        numbers = (address(part, np.int64, self.batch) for part in (position, index, first))
         library().superres_propose(
-            byref(self.session), *rows, count,
-            address(hidden, torch.float32, self.batch, self.width, self.config.width),
-            address(temperature, torch.float32, self.batch * count),
-            address(noise, torch.float32, self.batch * count * self.config.vocabulary),
-            self.head_memory.data_ptr(), tokens.data_ptr(),
-        )
+            byref(self.session), *numbers, count,
+            address(hidden, np.float32, self.batch, self.width, self.config.width),
+            address(temperature, np.float32, self.batch, count),
+            address(noise, np.float32, self.batch, count, self.config.vocabulary),
+            self.scratch["heads"].ctypes.data, tokens.ctypes.data)
         return tokens
 
-    def part_seconds(self, tokens: Tensor, position: Tensor, repeats: int) -> dict[str, float]:
-        seconds = torch.zeros(len(abi.ENUMS["Part"]), dtype=torch.float64)
-        self.session.report.seconds = seconds.data_ptr()
+    def commit(self, columns: Int64, start: Int64) -> None:
+        """Commit paths [B, P] of the columns of a tree, as `superres.interfaces.TreeSession.commit`
+        does; `start` [B] is the position of the step."""
+        library().superres_keep(byref(self.session), address(columns, np.int64, *columns.shape),
+                                columns.shape[1], address(start, np.int64, self.batch))
+
+    def part_seconds(self, tokens: Int64, position: Int64, repeats: int) -> Float64:
+        """Return the mean seconds of each `Part` of a step over `repeats` steps; arguments as for
+        `step`."""
+        seconds = zeros((len(abi.ENUMS["Part"]),), np.float64)
+        self.session.report.seconds = seconds.ctypes.data
         try:
             for _ in range(repeats):
                 self.step(tokens, position)
         finally:
             self.session.report.seconds = None
-        return {part: float(seconds[abi.value("Part", part)]) / repeats for part in PARTS}
+        return np.asarray(seconds / repeats)
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`; a ValueError if there is no memory for steps of
-        `width`."""
-        if not 1 <= width <= self.widest:
+        """Make the following steps read `width` tokens; a ValueError if there is no memory for
+        them."""
+        if not 1 <= width <= self.widest or (self.tree is not None and width != self.widest):
             raise ValueError(f"a session for steps of up to {self.widest} tokens cannot read "
                              f"{width}")
         self.width = self.session.size.width = width
 
-    def select(self, rows: Tensor, length: int) -> None:
-        used = min(length, self.session.size.slots)
-        for layer in self.caches:
-            for part in layer:
-                count = -(-used * part.shape[SLOT_AXIS] // self.session.size.slots)
-                begin = part.narrow(SLOT_AXIS, 0, count)
-                begin.copy_(begin[rows])
-        if self.deviation is not None:
-            self.deviation.copy_(self.deviation[rows])
+    def write(self, rows: Int64, other: NativeSession) -> None:
+        """Begin the rows of `other`, an empty session made for the same width, in `rows` [R]."""
+        for name, array in self.rows.items():
+            if name not in self.caches:  # of positions that have been read
+                array[rows] = other.rows[name]
 
-    def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`; adds the tensors that native.cpp reads."""
-        tensors = [*super().row_state(), *self.by_row,
-                   *(part for layer in self.caches for part in layer if cache)]
-        # Some of the tensors that native.cpp reads are those of the plain session.
-        return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+    def select(self, rows: Int64, length: int) -> None:
+        """Copy the first `length` decoder positions of row `rows[i]` [B], of the same source, to
+        row i."""
+        used = min(length, self.slots)
+        for part in self.caches.values():
+            count = -(-used * part.shape[SLOT_AXIS] // self.slots)
+            part[:, :, :count] = part[rows, :, :count]
+        if "deviation" in self.rows:
+            self.rows["deviation"][...] = self.rows["deviation"][rows]
 
-    def _keep(self, tensor: Tensor, by_row: bool = False) -> int:
-        """Keep a contiguous float32 form of `tensor`, whose first axis is the batch if `by_row`;
-        return its address."""
-        self.tensors.append(tensor.float().contiguous())
-        if by_row:
-            self.by_row.append(self.tensors[-1])
-        address: int = self.tensors[-1].data_ptr()
-        return address
-
-    def _caches(self, memory: Memory) -> None:
-        """Allocate the cache of every layer, and project the memory for cross-attention if the
-        model has it."""
-        config, session = self.config, self.session
-        self.caches = [self._cache() for _ in range(config.decoder_layers)]
-        self.layer_caches = session.cache = (abi.CLayerCache * config.decoder_layers)()
-        for layer, parts in zip(self.layer_caches, self.caches, strict=True):
-            layer.self = abi.CCache(*(part.data_ptr() for part in parts))
-        if not config.cross_attention:
-            return
-        slots = session.size.cross_slots = memory.states.shape[1]
-        mask = torch.zeros(self.batch, slots) if memory.mask is None else memory.mask[:, 0, 0]
-        session.input.cross_mask = self._keep(mask, True)
-        for layer in self.layer_caches:
-            layer.cross = self._cross_cache()
-        if session.heads.recurrent and self.width > 1:  # steps of one token propose nothing
-            session.heads.cross = self._cross_cache()
-        states = memory.states.float().contiguous()
-        library().superres_remember(byref(session), states.data_ptr())
-
-    def _cache(self) -> tuple[Tensor, ...]:
-        """Allocate the keys and values of a layer; as bytes with their scales if the products are
-        int8.
-
-        They are finite from the start: a step that is timed in the middle of a target reads them
-        all, and a hidden value has weight 0, but 0 times NaN is NaN.
-        """
-        rows, slots = (self.batch, self.config.attention_heads), self.session.size.slots
-        size = self.config.width // self.config.attention_heads
-        if self.packed.precision != "int8":
-            return (torch.zeros(*rows, slots // abi.LANES, size, abi.LANES),
-                    torch.zeros(*rows, slots, size))
-        quads = (slots // abi.LANES, size // 4, abi.LANES, 4), (slots // 4, size, 4)
-        return (*(torch.empty(*rows, *shape, dtype=torch.uint8) for shape in quads),
-                *(torch.zeros(*rows, slots) for _ in quads))
-
-    def _shortlist(self, tokens: Tensor) -> abi.CShortlist:
-        """Keep the tokens [B, N], and memory for their weights, which `superres_remember`
-        gathers."""
-        batch, count = tokens.shape
-        weights = torch.empty(batch, count * self.config.width, dtype=torch.uint8)
-        parts = [tokens.contiguous(), weights, torch.empty(batch, count),
-                 torch.empty(batch, count)]
-        self.by_row += parts
-        first, *others = (part.data_ptr() for part in parts)
-        return abi.CShortlist(count, first, self.packed.known.data_ptr(), *others)
-
-    def _cross_cache(self) -> abi.CCache:
-        """Allocate the keys and values of the memory for a layer; `superres_remember` writes those
-        of its positions."""
-        shape = self.batch, self.session.size.cross_slots, self.config.width
-        return abi.CCache(*(self._keep(torch.zeros(shape), True) for _ in range(2)))
-
-    def _scratch(self) -> None:
-        """Allocate the scratch buffers of native.cpp."""
-        session, config, rows = self.session, self.config, self.batch * self.width
-        slots = max(session.size.slots, session.size.cross_slots) * config.attention_heads
-        sizes = {"x": 2 * config.width, "parts": 2 * session.size.groups * config.width,
-                 "wide": config.filter_size, "attended": config.width, "weights": slots,
-                 "projected": session.size.stride}
-        self.gathered = torch.empty(self.batch, self.width, session.neighbourhood.features)
-        session.scratch = abi.CScratch(gathered=self.gathered.data_ptr(), **{
-            name: self._keep(torch.empty(rows * size)) for name, size in sizes.items()})
-        if self.heads is not None:
-            count = library().superres_propose_room(byref(session), self.heads.count)
-            self.head_memory = torch.empty(self.batch * count)
+    def keep(self, rows: Int64) -> None:
+        """Continue with `rows` [R] only."""
+        self.batch = len(rows)
+        self.rows = kept_rows(self.rows, rows)
+        self.caches = {name: self.rows[name] for name in self.caches}
+        self._bind()
 
 
-def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
-    """Return the address of a tensor; None for None, which is null in C++.
+def kept_rows(arrays: dict[str, Any], rows: Int64) -> dict[str, npt.NDArray[Any]]:
+    """Return copies of the `rows` [R] of arrays, in aligned memory."""
+    kept = dict[str, npt.NDArray[Any]]()
+    for name, array in arrays.items():
+        kept[name] = empty((len(rows), *array.shape[1:]), array.dtype)
+        np.take(array, rows, axis=0, out=kept[name])
+    return kept
 
-    Raises ValueError if the tensor is not contiguous, not on the CPU, or not of the given type and
-    shape.
-    """
-    if tensor is None:
-        return None
-    if (tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous()
-        or tensor.device.type != "cpu"):
-        raise ValueError(f"the native step wants contiguous {dtype} {list(shape)} on the CPU, not "
-                         f"{tensor.dtype} {list(tensor.shape)} on {tensor.device.type}")
-    return tensor.data_ptr()
+
+@lru_cache(maxsize=16)
+def _signal(shape: tuple[int, ...], width: int) -> Float32:
+    return aligned(position_signal(shape, width), np.float32)
 
 
 def groups_of(config: ModelConfig) -> int:

@@ -7,20 +7,7 @@ import torch
 from torch import Tensor
 
 from superres.config import ModelConfig
-
-
-def slot_count(config: ModelConfig, width: int) -> int:
-    """Return the number of cache slots that a layer needs for steps of `width` positions.
-
-    Local attention: a query sees at most two attention blocks, and the whole step must fit beside
-    them, since it may straddle a block boundary. Full causal attention needs a slot for every
-    position.
-    """
-    width = -(-(width - 1) // config.key_distance) + 1  # keys of a step
-    full = -(-config.target_length // config.key_distance) + width
-    if config.attention == "causal":
-        return full
-    return min(full, 2 * config.attention_block_length + width - 1)
+from superres.config.tables import slot_count
 
 
 class KeyValueCache:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
+from superres.config.tables import feature_count
 from superres.nn.attention import Attention, attend
-from superres.nn.image_priors import extrapolate, feature_count, zeroed
+from superres.nn.image_priors import extrapolate, zeroed
 
 
 class PredictionHeads(nn.Module):

@@ -17,21 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-
-RESIDUAL_SCALE = 32.0
-"""Grey levels per unit of the real numbers as which intensities enter or leave the network."""
-
-INITIAL_SHARPNESS = -2.5
-"""log(1 / s) of the ordinal term before training: s of about 12 grey levels."""
-
-SHARPNESS = -7.0, 3.0
-"""Bounds of log(1 / s) and of log d."""
-
-NEIGHBOUR_PIXELS = [
-    *((0, dx) for dx in range(-4, 1)), *((-1, dx) for dx in range(-4, 5)),
-    *((-2, dx) for dx in range(-2, 3))]
-"""Offsets (rows down, columns right) of the pixels whose intensities the numeric neighbourhood
-reads."""
+from superres.config.tables import (
+    INITIAL_SHARPNESS,
+    RESIDUAL_SCALE,
+    SHARPNESS,
+    cell_tables,
+    feature_count,
+    neighbour_table,
+)
 
 AnyLayer = TypeVar("AnyLayer", bound=nn.Module)
 
@@ -108,52 +101,6 @@ class AlignedConditioning(nn.Module):
         return vectors, to_raster(estimate)
 
 
-def feature_count(config: ModelConfig) -> int:
-    """Return N, the number of features that the numeric neighbourhood gives each target
-    position."""
-    return len(NEIGHBOUR_PIXELS) * config.channels + (math.prod(config.enlargement)
-                                                      if config.cell_remainder else 0)
-
-
-def neighbour_table(shape: tuple[int, ...]) -> Tensor:
-    """Return the neighbours of each position of a target of (rows, columns, channels), int64 [T,
-    N].
-
-    The neighbours are the earlier channels of the same pixel and all channels of NEIGHBOUR_PIXELS,
-    the target's own channel first. T (one past the end) stands for "outside the image or not
-    decoded yet".
-    """
-    rows, columns, channels = shape
-    position = torch.arange(rows * columns * channels)
-    row, column, channel = (position // (columns * channels), position // channels % columns,
-                            position % channels)
-    table = []
-    for dy, dx in NEIGHBOUR_PIXELS:
-        for turn in range(channels):
-            y, x, c = row + dy, column + dx, (channel + turn) % channels
-            neighbour = (y * columns + x) * channels + c
-            valid = (y >= 0) & (x >= 0) & (x < columns) & (neighbour < position)
-            table.append(torch.where(valid, neighbour, len(position)))
-    return torch.stack(table, dim=1)
-
-
-def cell_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return the source position that covers each target position, int64 [T], and the positions in
-    its cell.
-
-    These are all P target positions of the same cell and channel in raster order, int64 [T, P].
-    """
-    rows, columns, channels = config.target_shape
-    height, width = config.enlargement
-    position = torch.arange(rows * columns * channels)
-    row, column, channel = (position // (columns * channels), position // channels % columns,
-                            position % channels)
-    cell = (row // height * (columns // width) + column // width) * channels + channel
-    first = (row // height * height * columns + column // width * width) * channels + channel
-    inside = (torch.arange(height)[:, None] * columns + torch.arange(width)).flatten() * channels
-    return cell, first[:, None] + inside
-
-
 class NumericNeighbourhood(nn.Module):
     """Feeds decoded intensities to the decoder as real numbers: the deviation of each neighbour
     from its estimate.
@@ -175,9 +122,9 @@ class NumericNeighbourhood(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.channels, self.remainder = config.channels, config.cell_remainder
-        self.register_buffer("table", neighbour_table(config.target_shape), persistent=False)
-        for name, table in zip(("cell", "cell_positions"), cell_tables(config), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        tables = neighbour_table(config.target_shape), *cell_tables(config)
+        for name, table in zip(("table", "cell", "cell_positions"), tables, strict=True):
+            self.register_buffer(name, torch.from_numpy(table), persistent=False)
         self._index_tables(config.source_length)
         count = feature_count(config)
         self.first = nn.Linear(count, config.filter_size)

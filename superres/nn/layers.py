@@ -1,8 +1,7 @@
-"""Token embedding, position signals, feed-forward layers, and the layer of encoder and decoder."""
+"""Token embedding, feed-forward layers, and the layer of encoder and decoder."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,35 +20,6 @@ from superres.nn.attention import (
     fused_attend,
     local_attention,
 )
-
-
-@functools.cache  # source and target often have the same
-def sinusoid(count: int, width: int) -> Tensor:
-    """Return the sinusoidal signal [count, width] of positions 0, 1, ...: half sines, half cosines,
-    in float32.
-
-    The C library computes it in float64, and rounding hides its last bits: torch's functions give
-    every class of processors other ones.
-    """
-    powers = torch.arange(width // 2) * (-math.log(10_000.0) / max(width // 2 - 1, 1))
-    rates = torch.tensor([math.exp(power) for power in powers.tolist()], dtype=torch.float32)
-    angles = (torch.arange(count)[:, None].float() * rates).tolist()  # [count, width / 2]
-    return torch.tensor([[function(angle) for function in (math.sin, math.cos) for angle in row]
-                         for row in angles],
-                        dtype=torch.float32)
-
-
-def position_signal(shape: tuple[int, ...], width: int) -> Tensor:
-    """Return the position signal [prod(shape), width] of a raster.
-
-    An image (rows, columns, channels) gets a 2-D signal over (row, column * channels + channel), as
-    in the paper; text gets a 1-D signal.
-    """
-    if len(shape) == 1:
-        return sinusoid(shape[0], width).clone()
-    rows, row_length = shape[0], math.prod(shape[1:])
-    return torch.cat([sinusoid(rows, width // 2).repeat_interleave(row_length, 0),
-                      sinusoid(row_length, width // 2).repeat(rows, 1)], dim=1)
 
 
 class TokenEmbedding(nn.Module):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from superres.nn.model import EncoderDecoder
-from superres.system.machine import TorchThreads, usable_cores
+from superres.system.threads import most_threads
+from superres.system.torch_threads import TorchThreads
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Returns properties [B, ...] of targets [B, T] from p1's logarithms of probabilities [B, T, V]."""
@@ -67,7 +68,7 @@ def _measured(
         parts = [score(slice(first, first + batch_size))
                  for first in range(0, len(source), batch_size)]
     else:
-        count = min(TorchThreads.limit(), usable_cores())
+        count = min(torch.get_num_threads(), most_threads())
         with TorchThreads(1), ThreadPoolExecutor(count) as threads:
             parts = list(threads.map(score,
                                      (slice(first, first + 1) for first in range(len(source)))))

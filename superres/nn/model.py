@@ -3,7 +3,7 @@ with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from superres.config import LONGEST, ModelConfig
+from superres.config import ModelConfig
+from superres.config.tables import RESIDUAL_SCALE, longest_targets, position_signal
 from superres.nn import image_priors
 from superres.nn.attention import hidden_mask
 from superres.nn.heads import PredictionHeads, RecurrentHeads
-from superres.nn.image_priors import RESIDUAL_SCALE, AlignedConditioning, NumericNeighbourhood
-from superres.nn.layers import Layer, TiedProjection, TokenEmbedding, position_signal
+from superres.nn.image_priors import AlignedConditioning, NumericNeighbourhood
+from superres.nn.layers import Layer, TiedProjection, TokenEmbedding
 from superres.system.precision import float32_products
 
 
@@ -56,6 +57,17 @@ class Memory:
         parts = ((field.name, getattr(self, field.name)) for field in fields(self))
         return replace(self, **{name: part[rows] for name, part in parts if part is not None})
 
+    @staticmethod
+    def joined(parts: Sequence[Memory]) -> Memory:
+        """Return the rows of all parts, one part after another; they are of sources of one
+        length."""
+        first, kind = parts[0], parts[0].states.dtype
+        own = {field.name: torch.cat([getattr(part, field.name) for part in parts])
+               for field in fields(first) if getattr(first, field.name) is not None}
+        if any(part.mask is not None for part in parts):
+            own["mask"] = torch.cat([part.hidden(kind) for part in parts])
+        return replace(first, **own)
+
     def repeat(self, copies: int) -> Memory:
         """Return a memory with every row repeated `copies` times in succession."""
         if copies == 1:
@@ -71,11 +83,6 @@ class Memory:
         mask = self.hidden(self.states.dtype) if self.mask is None else self.mask
         return replace(self, states=F.pad(self.states, (0, 0, 0, spare)),
                        mask=F.pad(mask, (0, spare), value=float("-inf")))
-
-
-def longest_targets(source_tokens: Tensor, config: ModelConfig) -> Tensor:
-    """Return `ModelConfig.longest_target` of the numbers of tokens `source_tokens`, int64 [B]."""
-    return (source_tokens * LONGEST[0] + LONGEST[1]).clamp_(max=config.target_length)
 
 
 @dataclass
@@ -109,10 +116,10 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = (
             None if tied else TokenEmbedding(config.vocabulary, source_channels, width))
         self.target_embedding = TokenEmbedding(config.vocabulary, config.channels, width)
-        self.register_buffer("source_signal", position_signal(config.source_shape, width),
-                             persistent=False)
-        self.register_buffer("signal", position_signal(config.target_shape, width),
-                             persistent=False)
+        for name, shape in (("source_signal", config.source_shape),
+                            ("signal", config.target_shape)):
+            self.register_buffer(name, torch.from_numpy(position_signal(shape, width)),
+                                 persistent=False)
         self.encoder = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Layer(config, config.cross_attention)
                                      for _ in range(config.decoder_layers))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from superres.config.tables import RESIDUAL_SCALE
 from superres.interfaces import Sampler, StepOutput
 from superres.nn.heads import PredictionHeads, RecurrentHeads
-from superres.nn.image_priors import RESIDUAL_SCALE, ordinal_term, scores_around
+from superres.nn.image_priors import ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
 
 

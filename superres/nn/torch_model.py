@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import CostRecord, general_costs
-from superres.interfaces import Decoder, Sources, Tree
+from superres.config.tables import SOURCE_MULTIPLE
+from superres.interfaces import Network, Sources, TensorDecoder, Tree
+from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
+from superres.nn.weights import network_of
 from superres.system.precision import float32_products
-
-SOURCE_MULTIPLE = 16
-"""Sessions pad their sources to a multiple of this many positions, for two reasons.
-
-MKL's products of 5 to 11 columns have results that depend on the row, but a token must get the same
-score in every column of a step. The native step reads vectors of 16.
-"""
 
 
 def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
@@ -73,21 +70,20 @@ class StepModel:
         the device."""
         return str(self.model.signal.device.type)
 
-    def side_by_side(self, decodes: int) -> list[StepModel]:
-        """Return the models with which up to `decodes` decodes run fastest at the same time, each
-        with one of them.
+    @property
+    def device(self) -> torch.device:
+        return self.model.signal.device
 
-        They share the weights. There is only one if a decode on all threads is as fast as several
-        on fewer.
-        """
-        return [self]
+    @cached_property
+    def network(self) -> Network:
+        return network_of(self.model)
+
+    def likelihood(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """See `superres.interfaces.Engine.likelihood`."""
+        return bits_and_variance(self.model, source, target)
 
     def row_bytes(self, width: int, by_heads: bool) -> int:
-        """Return the bytes that a row of a decode with steps of `width` needs, beside its session's
-        state.
-
-        `by_heads` says that the heads propose, and that each token is verified by itself.
-        """
+        """See `superres.interfaces.Engine.row_bytes`."""
         # The scores and the sampling noise of every column, and intermediate results.
         return 16 * 8 * width * self.vocabulary
 
@@ -105,7 +101,7 @@ class StepModel:
                 copies: int = 1) -> StepSession:
         return StepSession(self.model, self.layers, self.encode(source, padding, copies), width)
 
-    def decoder(self, plain: Any) -> Decoder | None:  # noqa: ANN401 -- as in the interface
+    def decoder(self, plain: Any) -> TensorDecoder | None:  # noqa: ANN401 -- as in the interface
         return None
 
     @float32_products()

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from superres.config.tables import RESIDUAL_SCALE
 from superres.interfaces import StepOutput
 from superres.nn.attention import attend, reach
 from superres.nn.cache import KeyValueCache
-from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
+from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.layers import Layer
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.proposing import ProposingSession, StepState

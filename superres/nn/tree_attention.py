@@ -29,7 +29,7 @@ class TreeCache(KeyValueCache):
     def __init__(self, config: ModelConfig, batch: int, tree: Tree, kept: int,
                  like: Tensor) -> None:
         super().__init__(config, batch, kept, like, beside=tree.size)
-        self.ancestors = tree.ancestors.to(like.device)
+        self.ancestors = torch.from_numpy(tree.ancestors).to(like.device)
         self.offset = torch.arange(tree.ancestors.shape[1], device=like.device)
 
     def locate(self, position: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class TreeSession(StepSession):
                  kept: int) -> None:
         self.tree, self.kept = tree, kept
         super().__init__(model, layers, memory, tree.size)
-        self.columns = tree.depth.to(memory.states.device)
+        self.columns = torch.from_numpy(tree.depth).to(memory.states.device)
         self.start = self.columns.new_zeros(self.batch)
         self.step_deviation = memory.states.new_zeros(self.batch, tree.size)
 

@@ -1,88 +1,55 @@
-"""Files of weights: names, shapes, types and numbers are checked before a network takes them."""
+"""Networks as data and as torch modules."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
+from typing import cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from superres.errors import CheckpointError, plain
-from superres.system.json_files import require_regular
+from superres.config.parameters import check_shapes
+from superres.interfaces import Network
+from superres.nn.model import EncoderDecoder, meta_network
+from superres.system.torch_threads import TorchThreads
 
-WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Accepted types of tensors in model.safetensors."""
+
+def module_of(network: Network) -> EncoderDecoder:
+    """Return the network on torch, on the CPU in evaluation mode; it is made once, with weights of
+    its own."""
+    if network.module is None:
+        # hundreds of small operations: further threads would wait for one another
+        with TorchThreads(1):
+            module = meta_network(network.config)
+            weights = module.state_dict()
+            for name, own in weights.items():
+                weights[name] = torch.empty_strided(own.shape, own.stride(), dtype=torch.float32)
+                weights[name].copy_(torch.from_numpy(network.arrays[name]))
+            module.load_state_dict(weights, assign=True)
+        network.module = module.eval()
+    return cast(EncoderDecoder, network.module)
 
 
-def read_tensors(path: Path, model: torch.nn.Module | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file, after a comparison of names, shapes and types with those of `model`,
-    if given.
+def network_of(model: EncoderDecoder, revision: str = "") -> Network:
+    """Return a torch network as data, which shares the memory of contiguous float32 weights on the
+    CPU.
 
-    Raises CheckpointError if the file is missing or damaged, or does not match `model`.
+    It keeps a `model` on the CPU that is in evaluation mode as its module.
     """
-    try:
-        require_regular(path)
-        if model is not None:
-            with safe_open(path, framework="pt") as file:
-                found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
-                shapes = {name: tuple(value.get_shape()) for name, value in found.items()}
-                types = {name: value.get_dtype() for name, value in found.items()}
-            _compare(model.state_dict(), shapes, str(path))
-            if wrong := [name for name, kind in types.items() if kind not in WEIGHT_TYPES]:
-                raise CheckpointError(f"{path}: tensor {wrong[0]} is of type {types[wrong[0]]}, "
-                                      f"not {', '.join(WEIGHT_TYPES)}; fetch the checkpoint again")
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint "
-                              "again") from error
+    arrays = {name: weight.detach().to("cpu", torch.float32).contiguous().numpy()
+              for name, weight in model.state_dict().items()}
+    kept = not model.training and model.signal.device.type == "cpu"
+    return Network(model.config, arrays, revision, model if kept else None)
 
 
-def load_weights(model: torch.nn.Module, weights: dict[str, Tensor], origin: str,
+def load_weights(model: EncoderDecoder, weights: Mapping[str, Tensor], origin: str,
                  optional: str | None = None) -> None:
-    """Copy `weights`, by name, into `model` after a check of names and shapes; tensors on the meta
-    device are replaced.
+    """Copy `weights`, by name, into `model` after a check of names and shapes.
 
     Error messages name `origin`. The model keeps its own tensors of names with the prefix
-    `optional` that are missing. Raises CheckpointError if names or shapes differ, or a weight is
-    not finite.
+    `optional` that are missing. Raises CheckpointError if names or shapes differ.
     """
-    own = model.state_dict()
-    _compare(own, {name: tuple(weight.shape) for name, weight in weights.items()}, origin, optional)
-    values = dict(own)
-    for name, weight in weights.items():
-        if own[name].is_meta:
-            values[name] = torch.empty_strided(own[name].shape, own[name].stride(),
-                                               dtype=own[name].dtype).copy_(weight)
-        else:
-            values[name] = weight.to(own[name].dtype)
-    for name, value in values.items():
-        if value.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(value)):
-            raise CheckpointError(f"{origin}: tensor {name} holds numbers that are not finite; "
-                                  "fetch the checkpoint again")
-    model.load_state_dict(values, assign=any(value.is_meta for value in own.values()))
-
-
-def _compare(
-    own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], origin: str,
-    optional: str | None = None,
-) -> None:
-    """Raise a CheckpointError if the shapes of a network's tensors differ from those in a file; see
-    `load_weights`."""
-    required = {name for name in own if optional is None or not name.startswith(optional)
-                or name in found}
-    missing, extra = sorted(required - set(found)), sorted(set(found) - set(own))
-    shapes = sorted(name for name in required & set(found) if found[name] != own[name].shape)
-    problems = {"lacks tensors": missing, "has extra tensors": extra, "has tensors of another "
-                "shape": shapes}
-    for problem, names in problems.items():
-        if names:
-            listed = ", ".join(map(plain, names[:3])) + (f" and {len(names) - 3} "
-                                                         "more" if len(names) > 3 else "")
-            raise CheckpointError(f"{origin} {problem}: {listed}; the weights do not belong to "
-                                  "this config.json")
+    own, found = ({name: tuple(weight.shape) for name, weight in tensors.items()}
+                  for tensors in (model.state_dict(), weights))
+    check_shapes(own, found, origin, optional)
+    model.load_state_dict(weights, strict=False)

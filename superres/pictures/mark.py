@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from html import escape  # that of xml.sax imports the client of HTTP
 from typing import Any
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 from superres.version import __version__
 
@@ -40,7 +40,7 @@ def _marked(record: str) -> bytes:
     texts = {"mark": DRAWN, "tool": f"{SOFTWARE} {__version__}", "record": record}
     names = {f' xmlns:{prefix}="{uri}"' for prefix, uri in _NAMESPACES.items()
              if record or prefix != SOFTWARE}
-    properties = "".join(f"<{_PROPERTIES[key]}>{escape(text)}</{_PROPERTIES[key]}>"
+    properties = "".join(f"<{_PROPERTIES[key]}>{escape(text, quote=False)}</{_PROPERTIES[key]}>"
                          for key, text in texts.items() if text)
     return ('<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
             f'<x:xmpmeta{"".join(sorted(names))}><rdf:RDF><rdf:Description rdf:about="">'

@@ -149,5 +149,3 @@ def _saved(picture: Picture, kind: str, **more: Any) -> bytes:  # noqa: ANN401 -
 
 ENCODERS = {"png": encode_png, "webp-lossless": encode_webp, "npz": encode_npz}
 """Functions that return the bytes of a file, by the values of --format."""
-# suffixes of files by the values of --format
-SUFFIXES = {"png": ".png", "webp-lossless": ".webp", "npz": ".npz"}

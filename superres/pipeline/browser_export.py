@@ -16,27 +16,25 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from superres.config import DecodeConfig
+from superres.config import DecodeConfig, ModelConfig
+from superres.config.tables import SOURCE_MULTIPLE, position_signal
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.block_size import paying_size
-from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import usual
 from superres.errors import ConfigError
+from superres.interfaces import Float32, Int64
 from superres.native import abi
+from superres.native.arrays import zeros
 from superres.native.build import wasm_file
 from superres.native.decoder import NativeDecoder
 from superres.native.encoder import POINTS, convolutions_of, transform
+from superres.native.engine import NativeEngine
 from superres.native.memory_image import MemoryImage, offset_of
-from superres.native.model import NativeModel
 from superres.native.variants import SELF_TEST
-from superres.nn.image_priors import AlignedConditioning
-from superres.nn.torch_model import SOURCE_MULTIPLE
 from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
@@ -98,25 +96,25 @@ def packed_weights(upscaler: Upscaler) -> bytes:
     return gzip.compress(struct.pack("<I", len(text)) + text + body, 9, mtime=0)
 
 
-@torch.inference_mode()
 def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
     """Return what the header says of a stage, and its part of the body."""
-    model, decoder = native_model(stage), started(stage)
-    config, task, loop = model.model.config, stage.network_task, decoder.loop
-    length = config.source_length
-    encoder, session, lengths = model.encoder.args[0], decoder.session, torch.tensor([length])
+    engine, config, task = native_engine(stage), stage.model_config, stage.network_task
+    decoder = started(stage, engine)
+    encoder, session, loop = engine.encoder, decoder.session, decoder.loop
+    length, packed = config.source_length, engine.packed.tensors
+    lengths = zeros((1,), np.int64) + length
     # Memory that a decode writes first, and what is computed when the file is loaded, is not in the
     # file.
-    source, record = (torch.zeros(shape, dtype=torch.int64)
-                      for shape in (length, (ITERATIONS, loop.capacity + 2)))
-    states = torch.zeros(length + -length % SOURCE_MULTIPLE, config.width)
+    source, record = (zeros(shape, np.int64)
+                      for shape in ((length,), (ITERATIONS, loop.capacity + 2)))
+    states = zeros((length + -length % SOURCE_MULTIPLE, config.width), np.float32)
     products = encoder.products[: PRODUCTS * (1 + 2 * encoder.blocks)]
     computed = [encoder.source_signal, encoder.signal,
                 *(part for one in products for part in (one.weight, one.scale))]
-    image = MemoryImage([model.packed.tensors, vars(decoder.limits), lengths], [
-        vars(session), loop.tensors, decoder.bounds, source, record, states,
-        [tensor for tensor in model.packed.tensors if isinstance(tensor, Tensor)
-         and tensor.data_ptr() in {*computed}]])
+    image = MemoryImage([packed, vars(stage.limits), lengths], [
+        vars(session), decoder.kept, decoder.rows, source, record, states,
+        [array for array in packed if isinstance(array, np.ndarray)
+         and array.ctypes.data in {*computed}]])
     structures = {"session": session.session, "loop": loop, "encoder": encoder,
                   "sampler": loop.sampling.contents,
                   "encoded": encoded_of(decoder, lengths, states)}
@@ -127,18 +125,18 @@ def stage_image(stage: Upscaler) -> tuple[dict[str, Any], bytes]:
                    "report": session.session.report}
     at |= {name: image.at(getattr(structures[owner], name)) for owner,
            names in NUMBERS.items() for name in names}
-    at |= {"source": image.at(source.data_ptr()), "record": image.at(record.data_ptr())}
+    at |= {"source": image.at(source.ctypes.data), "record": image.at(record.ctypes.data)}
     places = list(map(image.at, computed))
     data, size = image.finished()
-    convolutions = convolutions_of(cast(AlignedConditioning, model.model.conditioning))
+    convolutions = convolutions_of(engine.network.arrays.__getitem__, config)
     about = {"source": task.source, "target": task.target, "heads": config.prediction_heads,
              "block": exact_block(stage), "width": config.width,
              "at": {name: image.place(place) for name, place in at.items()},
              "computed": list(map(image.place, places)),
              "convolutions": [weight.shape[:2] for weight in convolutions], "links": image.links,
              "bytes": len(data), "memory": size}
-    numbers = [*signals_of(model), *convolutions]
-    return about, data + b"".join(part.float().contiguous().numpy().tobytes() for part in numbers)
+    numbers = [*signals_of(config), *convolutions]
+    return about, data + b"".join(part.astype(np.float32).tobytes() for part in numbers)
 
 
 def exact_block(stage: Upscaler) -> int:
@@ -150,47 +148,47 @@ def exact_block(stage: Upscaler) -> int:
     return paying_size(costs, costs.up_to(heads), 1, passing, stage.model_config.target_length)
 
 
-def native_model(stage: Upscaler) -> NativeModel:
-    """Return the network of a stage; raise ConfigError if the engine in a browser does not know its
-    kind."""
-    model, config = stage.scoring, stage.model_config
-    if (isinstance(model, NativeModel) and model.engine == "native-int8"
+def native_engine(stage: Upscaler) -> NativeEngine:
+    """Return the engine of a stage; raise ConfigError if that in a browser does not know a network
+    of its kind."""
+    engine, config = stage.scoring, stage.model_config
+    if (isinstance(engine, NativeEngine) and engine.name == "native-int8"
         and config.aligned_conditioning
         and config.numeric_neighbourhood and not config.cross_attention
         and stage.default.consistent):
-        return model
+        return engine
     raise ConfigError("the engine in a browser does not know a network such as that of "
-                      f"{stage.name}, or not with the engine {model.engine}; choose another "
+                      f"{stage.name}, or not with the engine {engine.name}; choose another "
                       "checkpoint, and the engine native-int8")
 
 
-def signals_of(model: NativeModel) -> list[Tensor]:
+def signals_of(config: ModelConfig) -> list[Float32]:
     """Return the parts of the position signals of source and target: those of rows, and those
     within a row."""
-    parts = list[Tensor]()
-    for signal, shape in ((model.model.source_signal, model.model.config.source_shape),
-                          (model.model.signal, model.model.config.target_shape)):
-        length, half = math.prod(shape[1:]), signal.shape[1] // 2
+    parts = list[Float32]()
+    for shape in (config.source_shape, config.target_shape):
+        signal, length = position_signal(shape, config.width), math.prod(shape[1:])
+        half = config.width // 2
         parts += [signal[::length, :half], signal[:length, half:]]
     return parts
 
 
-def started(stage: Upscaler) -> NativeDecoder:
+def started(stage: Upscaler, engine: NativeEngine) -> NativeDecoder:
     """Return a decoder of one row of a stage, whose options can be any that the page offers."""
     heads = stage.model_config.prediction_heads
     options = DecodeConfig(block_size=heads, consistent=True, temperature=1.0,
                            nucleus=stage.default.nucleus)
-    source = torch.zeros(1, stage.model_config.source_length, dtype=torch.int64)
-    session = stage.scoring_for(options).session(source, heads)
-    return NativeDecoder(PlainDecoder(Algorithm(stage.scoring, options), session,
-                                      torch.zeros(1, dtype=torch.int64), heads))
+    algorithm = Algorithm(engine, options, limits=stage.limits)
+    encoded = engine.encode(np.zeros((1, stage.model_config.source_length), np.int64), None,
+                            algorithm)
+    return NativeDecoder(engine, encoded, np.zeros(1, np.int64), algorithm, heads)
 
 
-def encoded_of(decoder: NativeDecoder, lengths: Tensor, states: Tensor) -> abi.CEncoded:
+def encoded_of(decoder: NativeDecoder, lengths: Int64, states: Float32) -> abi.CEncoded:
     """Return where the encoder writes: to what the session of a decoder reads, and to `states`."""
     session = decoder.session.session
     return abi.CEncoded(
-        states=states.data_ptr(), position_table=session.input.position_table,
+        states=states.ctypes.data, position_table=session.input.position_table,
         head_table=session.heads.conditioning, estimate=session.ordinal.estimate,
-        residual_sum=session.neighbourhood.residual_sum, stride=int(lengths), positions=len(states),
-        lengths=lengths.data_ptr())
+        residual_sum=session.neighbourhood.residual_sum, stride=int(lengths[0]),
+        positions=len(states), lengths=lengths.ctypes.data)

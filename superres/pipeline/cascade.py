@@ -9,13 +9,28 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
+from superres.checkpoint import Checkpoint
 from superres.decoding.batching import Feed, Result, Stream
 from superres.decoding.noise import part_keys
 from superres.decoding.trace import RowTrace
 from superres.pictures.read import Pixels
 from superres.tasks.faces import FaceTask
+
+
+def needed_stages(stages: Sequence[Checkpoint], size: int | None,
+                  start: int | None) -> Sequence[Checkpoint]:
+    """Return the stages of a cascade from the one with inputs of `start` pixels to the last with
+    outputs of `size`, if given; all of them unless there are both."""
+    networks = [stage.network for stage in stages]
+    inputs, outputs = ([network.source_shape[0] for network in networks],
+                       [network.target_shape[0] for network in networks])
+    try:
+        first = 0 if start is None else inputs.index(start)
+        last = len(stages) if size is None else len(stages) - outputs[::-1].index(size)
+    except ValueError:  # a cascade of all stages says which there are
+        return stages
+    return stages[first:last] or stages
 
 
 class PictureStream(Protocol):
@@ -65,8 +80,8 @@ class Drawing:
 def stage_keys(keys: Sequence[int], stage: int) -> list[int]:
     """Return the keys of the noise of stage 1, 2, ..., which must not repeat that of another
     stage."""
-    given = torch.tensor(keys, dtype=torch.int64)
-    return [int(key) for key in part_keys(given, torch.full_like(given, stage))]
+    given = np.array(keys, np.int64)
+    return [int(key) for key in part_keys(given, np.full_like(given, stage))]
 
 
 class CascadeStream:
@@ -127,7 +142,7 @@ class CascadeStream:
         first = self.first.so_far() if isinstance(self.first, Stream | CascadeStream) else []
         drawn = [one.earlier for one in self._waiting if one.earlier is not None]
         # the last stage has drawn nothing of these
-        tokens = torch.zeros(self.last.model.length, dtype=torch.int64)
+        tokens = np.zeros(self.last.engine.length, np.int64)
         trace = RowTrace([], [], np.empty((0, 1), np.int64))
         return [*map(_of_item, self.last.so_far()),
                 *(Result(one.item, tokens, trace, one.seconds, one) for one in (*drawn, *first))]
@@ -136,7 +151,7 @@ class CascadeStream:
         """Let the first stage draw pictures until enough of them wait for the last stage."""
         for finished in self.first.run():
             if finished:
-                images = self.task.decode(torch.stack([one.tokens for one in finished]).numpy())
+                images = self.task.decode(np.stack([one.tokens for one in finished]))
                 keys = stage_keys([one.item.key for one in finished], self.stage)
                 self._waiting.extend(
                     Drawing(one.item, image, key, earlier=one)

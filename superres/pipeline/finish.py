@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
-import torch
 
 from superres.config import DecodeConfig
 from superres.decoding.batching import Feed, Result, feed_of
@@ -155,8 +154,8 @@ class FinishingStream(GatheringStream):
 
     def combined(self, results: Sequence[Result[Drawing]]) -> FinishedResult:
         item = results[0].item.item
-        pictures = self.task.decode(torch.stack([one.tokens for one in results]).numpy())
-        tokens = torch.from_numpy(self.combine(pictures, item.source).reshape(-1).astype(np.int64))
+        pictures = self.task.decode(np.stack([one.tokens for one in results]))
+        tokens = self.combine(pictures, item.source).reshape(-1).astype(np.int64)
         return FinishedResult(item, tokens, results[0].trace, sum(one.seconds for one in results),
                               drawn=results)
 
@@ -260,7 +259,7 @@ def finished(
     stage = upscaler.first if means and upscaler.first is not None else upscaler
     averaged = [stage.upscaled(of_number, given) for of_number in zip(
         *(cast(FinishedResult, one).drawn for one in means or results), strict=True)]
-    tokens = [torch.stack([one.tokens for one in some]).numpy() for some in (results, last)]
+    tokens = [np.stack([one.tokens for one in some]) for some in (results, last)]
     images, drawn = map(upscaler.face_task.decode, tokens)
     return Upscaled(
         images, [one.trace for one in results], seconds, given.images, given.crops, given.inputs,

@@ -9,15 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from superres.config import ModelConfig, Reliability, require_whole
 from superres.decoding.batching import Feed, Result
 from superres.errors import InvalidInputError
-from superres.nn.likelihood import bits_and_variance, bits_per_dim
-from superres.nn.model import EncoderDecoder
+from superres.interfaces import Engine, Float32, Float64, Int64
 from superres.pictures.read import Pixels
 from superres.pipeline.cascade import Drawing, PictureStream
 from superres.pipeline.gathering import GatheringStream
@@ -28,7 +24,7 @@ class Stages(Protocol):
     """The networks that draw pictures, one after another: a
     `superres.pipeline.upscaler.Upscaler`."""
 
-    model: EncoderDecoder
+    scoring: Engine
     model_config: ModelConfig
     reliability: Reliability | None
 
@@ -74,21 +70,29 @@ def judge(upscaler: Stages, pictures: Sequence[Pixels]) -> Judged:
     summed over the stages, and averaged over the colours of the 3x3 pixels around it. It takes one
     model call per picture and stage.
     """
-    bits, variance, tokens = (np.zeros(len(pictures[0])), torch.zeros(()),
-                              upscaler.model_config.target_length)
-    for model, pair in coded_stages(upscaler, pictures):
-        own, spread = bits_and_variance(model, *pair)
-        bits += own.numpy() * (pair[1].shape[1] / tokens)
-        # [N, 1, h, w]
-        pixels = spread.view(len(spread), *model.config.target_shape).mean(-1).unsqueeze(1)
-        variance = variance + F.interpolate(pixels, scale_factor=len(pictures[-1][0])
-                                            // pixels.shape[-1])
-    around = F.avg_pool2d(variance, 3, 1, 1, count_include_pad=False)
-    return Judged(bits, around.squeeze(1).sqrt().numpy())
+    bits, tokens = np.zeros(len(pictures[0])), upscaler.model_config.target_length
+    variance = np.zeros(pictures[-1].shape[:3], np.float32)
+    for engine, (source, target) in coded_stages(upscaler, pictures):
+        own, spread = engine.likelihood(source, target)
+        bits += own * (target.shape[1] / tokens)
+        # [N, h, w]
+        pixels = spread.reshape(len(spread), *engine.network.config.target_shape).mean(-1)
+        factor = len(pictures[-1][0]) // pixels.shape[-1]
+        variance += pixels.repeat(factor, 1).repeat(factor, 2)
+    return Judged(bits, np.sqrt(_around(variance) / _around(np.ones_like(variance[:1]))))
+
+
+def _around(values: Float32) -> Float32:
+    """Return the sums of the 3x3 values around each of [N, H, W], of fewer at the edges."""
+    height, width = values.shape[1:]
+    padded, around = np.pad(values, ((0, 0), (1, 1), (1, 1))), np.zeros_like(values)
+    for y, x in itertools.product(range(3), repeat=2):
+        around += padded[:, y : y + height, x : x + width]
+    return around
 
 
 def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
-                    batch_size: int) -> np.ndarray:
+                    batch_size: int) -> Float64:
     """Return the bits per token of the target, its code length under p1, for each target image,
     float64 [N].
 
@@ -116,23 +120,27 @@ def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
     while stage.first is not None:
         pictures.insert(0, stage.network_task.both_sizes(pictures[0])[1])
         stage = stage.first
-    tokens = upscaler.model_config.target_length
-    return np.asarray(sum(bits_per_dim(model, *pair, batch_size).numpy()
-                          * (pair[1].shape[1] / tokens)
-                          for model, pair in coded_stages(upscaler, [sources, *pictures])))
+    bits, tokens = np.zeros(len(sources)), upscaler.model_config.target_length
+    for engine, pair in coded_stages(upscaler, [sources, *pictures]):
+        size = batch_size if engine.device != "cpu" else max(len(sources), 1)
+        for first in range(0, len(sources), size):
+            rows = slice(first, first + size)
+            own, _ = engine.likelihood(*(part[rows] for part in pair))
+            bits[rows] += own * (pair[1].shape[1] / tokens)
+    return bits
 
 
 def coded_stages(
     upscaler: Stages, pictures: Sequence[Pixels],
-) -> Iterator[tuple[EncoderDecoder, tuple[Tensor, Tensor]]]:
-    """Yield the network of each stage, the last one first, with the tokens of its input and of its
+) -> Iterator[tuple[Engine, tuple[Int64, Int64]]]:
+    """Yield the engine of each stage, the last one first, with the tokens of its input and of its
     output.
 
     `pictures` are those of all stages, as for `judge`.
     """
-    tokens, stage = [torch.from_numpy(encode(images)) for images in pictures], upscaler
+    tokens, stage = list(map(encode, pictures)), upscaler
     for pair in list(itertools.pairwise(tokens))[::-1]:
-        yield stage.model, pair
+        yield stage.scoring, pair
         stage = stage.first or stage
 
 
@@ -140,9 +148,7 @@ def pictures_of(upscaler: Stages, results: Sequence[Result[Any]]) -> list[Pixels
     """Return the pictures of all stages, as for `judge`, of results that the same stages drew."""
     pictures, stage, sources = list[Pixels](), upscaler, [one.item.source for one in results]
     while True:
-        pictures.insert(
-            0, stage.network_task.decode(torch.stack([one.tokens for one in results]).numpy())
-        )
+        pictures.insert(0, stage.network_task.decode(np.stack([one.tokens for one in results])))
         results = [one.earlier for one in results if one.earlier is not None]
         if not results or stage.first is None:
             return [np.stack(sources), *pictures]

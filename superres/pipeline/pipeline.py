@@ -9,9 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
-import torch
-
-from superres.checkpoint import Checkpoint, load_checkpoint, open_checkpoint, weights_digest
+from superres.checkpoint import Checkpoint, load_network, open_checkpoint
 from superres.config import (
     BeamConfig,
     CostTable,
@@ -20,24 +18,24 @@ from superres.config import (
     is_number,
     require,
 )
+from superres.config.tables import slot_count
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Feed, ItemT, Result, Source, Stream
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import CheckpointError, ConfigError, shown
-from superres.interfaces import ScoringModel
-from superres.nn.cache import slot_count
-from superres.nn.model import EncoderDecoder
-from superres.nn.torch_model import StepModel
+from superres.interfaces import Bool, Engine, Int64, Network
 from superres.pipeline.cascade import CascadeStream
 from superres.pipeline.choose import (
     BlockSizes,
+    engine_of,
     fastest_device,
     fastest_exact,
+    module_on,
     pick_device,
-    step_model,
     use_costs,
 )
 from superres.pipeline.recorded_costs import read_costs
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from superres.config import DecodeOptions
+    from superres.nn.model import EncoderDecoder
 
 PipelineT = TypeVar("PipelineT", bound="Pipeline")
 T = TypeVar("T")
@@ -99,10 +98,12 @@ class Pipeline:
         bundled: name of the bundled checkpoint for the task.
         end_token: token that ends a target early; None if targets have a fixed length.
         stages: number of networks that decode one after another, more than 1 in a cascade.
+        network: the network as data.
         revision: first digits of the SHA-256 of the weights.
+        device: "cpu" or "cuda".
         default: decoding settings of a call without options.
-        scoring: the network in the form that the decoder uses.
-        engine: name of the engine in `superres.config.ENGINE_NAMES`, other than "auto".
+        scoring: the engine that decodes with the network.
+        engine: its name in `superres.config.ENGINE_NAMES`, other than "auto".
         costs: the recorded costs of the checkpoint, for all engines and variants.
         origin: arguments of `load` (the checkpoint's folder, device and engine); None if it was not
             loaded.
@@ -112,29 +113,40 @@ class Pipeline:
     bundled: ClassVar[str]
     end_token: ClassVar[int | None] = None
     stages: int = 1
+    limits: Limits | None = None  # on the tokens of outputs that are consistent with their input
     costs: CostTable = {}  # noqa: RUF012 -- replaced as a whole
     origin: tuple[str, str, str] | None = None
 
     def __init__(
-        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
-        default: DecodeConfig | None = None, engine: str = "auto",
+        self, network: Network | EncoderDecoder, name: str, revision: str = "",
+        device: str = "auto", default: DecodeConfig | None = None, engine: str = "auto",
     ) -> None:
-        """Make a pipeline for a network; arguments as for `load`, and `default`, that of
-        `fastest_exact` if None.
+        """Make a pipeline for a network as data or on torch; arguments as for `load`, and
+        `default`, that of `fastest_exact` if None.
 
         Raises ConfigError if the device is not available, or does not support the engine, and
         CheckpointError if the network is for another task.
         """
-        self._check_task(model.config, name)
-        self.name, self.revision, self.model_config = name, revision, model.config
-        self.device = pick_device(device)
-        self.model = model.to(self.device).eval()
-        self.scoring = step_model(self.model, self.end_token, engine)
-        self.engine: str = self.scoring.engine
-        self.default = default or fastest_exact(self.scoring.adaptive, model.config,
+        self._check_task(network.config, name)
+        if not isinstance(network, Network):
+            from superres.nn.weights import network_of
+
+            network = network_of(network.eval(), revision)
+        self.network, self.model_config = network, network.config
+        self.name, self.revision, self.device = name, revision, pick_device(device)
+        self.scoring: Engine = engine_of(network, self.end_token, self.device, engine)
+        self.engine = self.scoring.name
+        self.default = default or fastest_exact(self.scoring.adaptive, network.config,
                                                 self.scoring.prediction_heads)
         self.block_sizes = BlockSizes(self.scoring)
-        self.proposers = Proposers(model.config, self.end_token, self.device, engine, self.limited)
+        self.proposers = Proposers(network.config, self.end_token, self.device, engine)
+
+    @cached_property
+    def model(self) -> EncoderDecoder:
+        """The network as a torch module on the device, in evaluation mode."""
+        model: EncoderDecoder = (module_on(self.network, self.device) if self.device == "cpu"
+                                 else self.scoring.on_torch().model)  # type: ignore[attr-defined]
+        return model
 
     @classmethod
     def load(
@@ -159,14 +171,13 @@ class Pipeline:
         folder, where = checkpoint.folder, pick_device(device)
         # what may be damaged, before anything takes time
         confidence, costs = checkpoint.confidence, read_costs(folder)
-        model, name, revision = (load_checkpoint(checkpoint), folder.resolve().name,
-                                 weights_digest(folder))
-        cls._check_task(model.config, name)
-        arguments = cls._task_arguments(folder, model)
-        if where.type != "cpu" and device == engine == "auto":
-            where = fastest_device(model, cls.end_token, revision, where)
-        default = checkpoint.decode_default(where.type)
-        pipeline = cls(model, name, revision, where.type, default, engine, **arguments)
+        network, name = load_network(checkpoint), folder.resolve().name
+        cls._check_task(network.config, name)
+        arguments = cls._task_arguments(folder, network.config)
+        if where != "cpu" and device == engine == "auto":
+            where = fastest_device(network, cls.end_token)
+        default = checkpoint.decode_default(where)
+        pipeline = cls(network, name, network.revision, where, default, engine, **arguments)
         pipeline.proposers.folder, pipeline.block_sizes.confidence, pipeline.costs = (
             folder, confidence, costs)
         use_costs(pipeline.scoring, costs)
@@ -194,25 +205,10 @@ class Pipeline:
                                   f"{cls.task}")
 
     @classmethod
-    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+    def _task_arguments(cls, folder: Path, network: ModelConfig) -> dict[str, Any]:
         """Check the network, read the task's files in the checkpoint's folder, and return further
         arguments."""
         return {}
-
-    def limited(self, model: ScoringModel) -> ScoringModel:
-        """Return `model`, or a draft model, limited to outputs that are consistent with their
-        input."""
-        return model
-
-    def scoring_for(self, options: DecodeConfig) -> ScoringModel:
-        """Return the network in the form that the decoder uses, limited if `options` ask for
-        consistent outputs."""
-        return self.limited_scoring if options.consistent else self.scoring
-
-    @cached_property
-    def limited_scoring(self) -> ScoringModel:
-        """`scoring` limited to outputs that are consistent with their input."""
-        return self.limited(self.scoring)
 
     def options(self, **settings: Unpack[DecodeOptions]) -> DecodeConfig:
         """Return the settings of a call without options, changed by `settings` as by options of a
@@ -257,38 +253,40 @@ class Pipeline:
                              self.model_config.target_length)
 
     def adaptive_size(
-        self, options: DecodeConfig, source: torch.Tensor, padding: torch.Tensor | None = None,
+        self, options: DecodeConfig, source: Int64, padding: Bool | None = None,
     ) -> int | ConfidentBlockSize | None:
         """Return what chooses the block size of `options` for source tokens [B, S]: see
         `BlockSizes.get`."""
         # Limits cost hardly any time, so costs are those without them.
-        return self.block_sizes.get(options, source, padding, self.proposers.unlimited(options))
+        return self.block_sizes.get(options, source, padding, self.proposers.get(options))
 
     def row_bytes(self, options: DecodeConfig) -> int:
         """Return the bytes that a row of a decode with `options` needs at most, by the shapes of
         its tensors."""
-        width, proposer = self.block_size(options), self.proposers.unlimited(options)
+        width, proposer = self.block_size(options), self.proposers.get(options)
         if PROPOSERS[options.proposer].proposes_tree:
             width = max(1, (width - 1) * (options.window + options.candidates))
         numbers = _session_numbers(self.model_config, width)
-        if isinstance(proposer, DraftProposer) and isinstance(proposer.draft, StepModel):
-            numbers += _session_numbers(proposer.draft.model.config, 1)
-        beside = self.scoring.row_bytes(width, options.proposer == "heads")
-        return numbers * self.model.signal.element_size() + beside
+        if isinstance(proposer, DraftProposer):
+            numbers += _session_numbers(proposer.draft.network.config, 1)
+        # of float32
+        return 4 * numbers + self.scoring.row_bytes(width, options.proposer == "heads")
 
     def _stream(
-        self, model: ScoringModel, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
+        self, engine: Engine, feed: Feed[ItemT], sources: Callable[[Sequence[ItemT]], Source],
         options: DecodeConfig, rows: int, *, batch: bool = False, group: int | None = None,
         width: int | None = None,
     ) -> Stream[ItemT]:
         """Return the stream of a feed, or of a batch: the only way from a pipeline to blockwise
         decoding.
 
-        `model` is `scoring_for(options)`, or a copy for another thread; see `Stream` for the
-        other arguments. Raises ConfigError if the checkpoint does not support `options`, or the
-        width does not fit them.
+        `engine` is `scoring`, or one of its `side_by_side`; see `Stream` for the other arguments.
+        Raises ConfigError if the checkpoint does not support `options`, or the width does not fit
+        them.
         """
-        algorithm = Algorithm(model, options, self.proposers.get(options), width=width,
+        limits = self.limits if options.consistent else None
+        algorithm = Algorithm(engine, options, self.proposers.limited(options, limits),
+                              limits=limits, width=width,
                               adaptive=partial(self.adaptive_size, options))
         return Stream(algorithm, feed, sources, rows, group=group, batch=batch)
 

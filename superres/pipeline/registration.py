@@ -9,15 +9,17 @@ the setting and whose object is the class. The package is imported when that nam
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from superres.config import PLUGIN_NAME, Registry, require
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
 from superres.errors import shown
-from superres.nn.torch_model import StepModel
 from superres.pipeline.choose import ENGINES
+
+if TYPE_CHECKING:
+    from superres.nn.torch_model import StepModel
 
 KindT = TypeVar("KindT", bound=type)
 

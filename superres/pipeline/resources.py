@@ -3,20 +3,19 @@ are loaded once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
-from superres.checkpoint import load_checkpoint, open_checkpoint, read_task_files
+from superres.checkpoint import load_network, open_checkpoint, read_task_files
 from superres.config import DecodeConfig, ModelConfig, require
+from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramProposer, NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
+from superres.decoding.proposers.ngrams import NgramProposer
 from superres.decoding.proposers.proposer import Proposer
-from superres.interfaces import ScoringModel
-from superres.pipeline.choose import step_model, use_costs
+from superres.pipeline.choose import engine_of, use_costs
 from superres.pipeline.recorded_costs import read_costs
 
 # file of n-gram counts in a checkpoint's folder, the default of the option `ngrams`
@@ -30,29 +29,28 @@ DRAFT = "-draft"
 class Proposers:
     """Makes the proposers for one network on one device.
 
-    `engine` computes draft models, and `limited` limits them to consistent outputs. `folder` is
-    that of the network's checkpoint, and `files` are the contents of its task's files by name.
+    `engine` computes draft models. `folder` is that of the network's checkpoint, and `files` are
+    the contents of its task's files by name.
     """
 
     network: ModelConfig
     end_token: int | None
-    device: torch.device
+    device: str
     engine: str
-    limited: Callable[[ScoringModel], ScoringModel]
     folder: Path | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
     _loaded: dict[str, Proposer] = field(default_factory=dict)
 
+    def limited(self, options: DecodeConfig, limits: Limits | None) -> Proposer | None:
+        """Return the proposer of `get`; a draft model's tokens have the limits of the decode."""
+        loaded = self.get(options)
+        if limits is not None and isinstance(loaded, DraftProposer):
+            return DraftProposer(loaded.draft, limits)
+        return loaded
+
     def get(self, options: DecodeConfig) -> Proposer | None:
         """Return the proposer that `options` name, None if it needs no resource; raise an error if
         that is unusable."""
-        loaded = self.unlimited(options)
-        if options.consistent and isinstance(loaded, DraftProposer):
-            return DraftProposer(self.limited(loaded.draft))
-        return loaded
-
-    def unlimited(self, options: DecodeConfig) -> Proposer | None:
-        """Return the proposer of `get` without the limits of consistent outputs."""
         resource = PROPOSERS[options.proposer].resource if options.proposer in PROPOSERS else None
         if resource is None:
             return None
@@ -90,12 +88,11 @@ class Proposers:
             require(content == self.files.get(file, content), f"the {file} of the draft model "
                     f"{name} differs from the verifier's, so its tokens have other meanings; "
                     "choose a draft that was trained with the same file")
-        model = load_checkpoint(draft).to(self.device).requires_grad_(False)
         # A draft decodes step by step, which no kernel of whole rows does.
-        engine = "plain" if self.device.type == "cuda" else self.engine
-        step = step_model(model, self.end_token, engine)
-        use_costs(step, read_costs(draft.folder))
-        return DraftProposer(step)
+        kind = "plain" if self.device == "cuda" else self.engine
+        engine = engine_of(load_network(draft), self.end_token, self.device, kind)
+        use_costs(engine, read_costs(draft.folder))
+        return DraftProposer(engine)
 
     def _ngrams(self, name: str) -> NgramProposer:
         proposer = NgramProposer(NgramTable.read(Path(name)))

@@ -13,17 +13,23 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from superres.config import DEFAULT_TRANSLATOR, BeamConfig, DecodeConfig, require, require_whole
+from superres.config import (
+    DEFAULT_TRANSLATOR,
+    BeamConfig,
+    DecodeConfig,
+    ModelConfig,
+    require,
+    require_whole,
+)
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.batching import Result, Source, feed_of
-from superres.decoding.beam import Beams, beam_search, beam_steps
 from superres.decoding.noise import noise_keys, part_keys
 from superres.decoding.trace import RowTrace
-from superres.errors import CheckpointError, InvalidInputError, shown
-from superres.nn.model import EncoderDecoder
-from superres.nn.torch_model import SOURCE_MULTIPLE, StepModel
+from superres.errors import CheckpointError, InvalidInputError, shown, torch_needed
+from superres.interfaces import Engine, Int64, Network
+from superres.native.engine import NativeEngine
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import choices_for
 from superres.pipeline.translated import Translated, Translation
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from superres.config import DecodeOptions
+    from superres.decoding.plain.beam import BeamLoop
+    from superres.nn.model import EncoderDecoder
 
 SHARES = 3
 """If several groups of segments are translated at once, every thread gets at least so many of them,
@@ -79,29 +87,29 @@ class Translator(Pipeline):
     end_token = translation.END
 
     def __init__(
-        self, model: EncoderDecoder, name: str, revision: str = "", device: str = "auto",
-        default: DecodeConfig | None = None, engine: str = "auto", *, codec: translation.Codec,
-        shortlists: Shortlists | None = None,
+        self, network: Network | EncoderDecoder, name: str, revision: str = "",
+        device: str = "auto", default: DecodeConfig | None = None, engine: str = "auto", *,
+        codec: translation.Codec, shortlists: Shortlists | None = None,
     ) -> None:
         """See `Pipeline`; CheckpointError is also raised if the network's vocabulary differs from
         the codec's."""
-        super().__init__(model, name, revision, device, default, engine)
-        if codec.size != model.config.vocabulary:
-            raise CheckpointError(f"checkpoint {name} has {model.config.vocabulary} tokens, its "
+        super().__init__(network, name, revision, device, default, engine)
+        if codec.size != network.config.vocabulary:
+            raise CheckpointError(f"checkpoint {name} has {network.config.vocabulary} tokens, its "
                                   f"{translation.VOCABULARY_FILE} {codec.size}; they do not belong "
                                   "together")
-        source, target = model.config.languages
+        source, target = network.config.languages
         self.codec, self.languages = codec, (source, target)
         self.proposers.files = {translation.VOCABULARY_FILE: codec.model}
         self.shortlists = shortlists
-        if shortlists is not None:
+        if shortlists is not None and isinstance(self.scoring, NativeEngine):
             self.scoring.shortlists = shortlists.of
 
     @classmethod
-    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
+    def _task_arguments(cls, folder: Path, network: ModelConfig) -> dict[str, Any]:
         path = folder / SHORTLIST
-        return {"codec": translation.Codec.read(folder, model.config.source_length),
-                "shortlists": Shortlists.read(path, model.config.vocabulary) if path.exists()
+        return {"codec": translation.Codec.read(folder, network.source_length),
+                "shortlists": Shortlists.read(path, network.vocabulary) if path.exists()
                 else None}
 
     def __call__(
@@ -163,7 +171,7 @@ class Translator(Pipeline):
         self.check(options)
         require_whole("batch-size", batch_size)
         check_callable("progress", progress)
-        started, keyed = time.perf_counter(), noise_keys(keys, len(lines), torch.device("cpu"))
+        started, keyed = time.perf_counter(), noise_keys(keys, len(lines))
         cut, failed = self._cut(lines, skip_failed)
         before, total = 0, sum(map(len, cut))
         for first in range(0, max(len(lines), 1), size):
@@ -187,24 +195,24 @@ class Translator(Pipeline):
 
         Yields the number of segments that are newly complete, and the number of new model calls.
         """
-        models = self.scoring.side_by_side(math.ceil(len(segments) / rows))
-        groups = _groups(segments, options, rows, len(models))
-        if len(models) == 1:
+        engines = self.scoring.side_by_side(math.ceil(len(segments) / rows))
+        groups = _groups(segments, options, rows, len(engines))
+        if len(engines) == 1:
             for group in groups:
-                yield from self._translated(models[0], group, options, rows, width)
+                yield from self._translated(engines[0], group, options, rows, width)
             return
-        free = SimpleQueue[StepModel]()
-        for model in models:
-            free.put(model)
+        free = SimpleQueue[Engine]()
+        for engine in engines:
+            free.put(engine)
 
         def translate(group: list[_Segment]) -> list[tuple[int, int]]:
-            model = free.get()
+            engine = free.get()
             try:
-                return list(self._translated(model, group, options, rows, width))
+                return list(self._translated(engine, group, options, rows, width))
             finally:
-                free.put(model)
+                free.put(engine)
 
-        with ThreadPoolExecutor(len(models)) as pool:
+        with ThreadPoolExecutor(len(engines)) as pool:
             try:
                 for done in as_completed([pool.submit(translate, group) for group in groups]):
                     yield from done.result()
@@ -212,20 +220,19 @@ class Translator(Pipeline):
                 pool.shutdown(cancel_futures=True)
 
     def _translated(
-        self, model: StepModel, segments: list[_Segment], options: DecodeConfig | BeamConfig,
+        self, engine: Engine, segments: list[_Segment], options: DecodeConfig | BeamConfig,
         rows: int, width: int | None,
     ) -> Iterator[tuple[int, int]]:
-        """Translate segments with `model`: in beam search as one batch, otherwise a complete row
+        """Translate segments with `engine`: in beam search as one batch, otherwise a complete row
         takes the next one."""
         if isinstance(options, BeamConfig):
-            source, padding = self._source(segments)
-            calls = self._record_beams(segments,
-                                       beam_search(model, source, options, padding=padding))
-            yield len(segments), calls
+            *_, loop = self._beam_steps(engine, segments, options)
+            yield len(segments), self._record_beams(segments, loop)
             return
         longest = max(len(segment.source) for segment in segments)
-        stream = self._stream(model, feed_of(segments[::-1]), partial(self._source, length=longest),
-                              options, rows, group=rows, width=width)
+        stream = self._stream(engine, feed_of(segments[::-1]),
+                              partial(self._source, length=longest), options, rows, group=rows,
+                              width=width)
         calls = 0
         for finished in stream.run():
             self._record_blocks(finished)
@@ -255,8 +262,7 @@ class Translator(Pipeline):
         """Yield what `stream` does, with the `keys` of `decode`."""
         require_lines(lines)
         self.check(options)
-        segments = self._segments(self._cut(lines)[0],
-                                  noise_keys(keys, len(lines), torch.device("cpu")))
+        segments = self._segments(self._cut(lines)[0], noise_keys(keys, len(lines)))
         if not segments:
             yield _joined([""] * len(lines), [], 0, 0.0)
             return
@@ -267,14 +273,26 @@ class Translator(Pipeline):
         """Translate a batch; reading a result records it in `segments`, and returns the number of
         model calls."""
         if isinstance(options, BeamConfig):
-            source, padding = self._source(segments)
-            for loop in beam_steps(self.scoring, source, options, padding=padding):
-                yield loop.done(), lambda: self._record_beams(segments, loop.result())  # noqa: B023 -- called at once
+            for loop in self._beam_steps(self.scoring, segments, options):
+                yield loop.done(), lambda: self._record_beams(segments, loop)  # noqa: B023 -- called at once
             return
         stream = self._stream(self.scoring, feed_of(segments), self._source, options,
                               len(segments), batch=True)
         for is_complete, results in batch_steps(stream):
             yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
+
+    def _beam_steps(self, engine: Engine, segments: list[_Segment],
+                    options: BeamConfig) -> Iterator[BeamLoop]:
+        """Search the best translations of a batch: see `decoding.plain.beam.beam_steps`."""
+        with torch_needed("beam search"):
+            import torch
+
+            from superres.decoding.plain.beam import beam_steps
+        model = engine.on_torch()
+        source, padding = self._source(segments)
+        return beam_steps(
+            model, torch.from_numpy(source).to(model.device), options,
+            padding=None if padding is None else torch.from_numpy(padding).to(model.device))
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
         """Raise ConfigError unless the checkpoint and text support `options`."""
@@ -304,14 +322,14 @@ class Translator(Pipeline):
                 failed[number - 1] = str(error)
         return cut, failed
 
-    def _segments(self, cut: list[list[str]], keys: Tensor) -> list[_Segment]:
+    def _segments(self, cut: list[list[str]], keys: Int64) -> list[_Segment]:
         """Return the segments of lines that are `cut`, whose noise has the `keys`, int64
         [lines]."""
         segments = list[_Segment]()
         for number, (texts, key) in enumerate(zip(cut, keys, strict=True)):
             own = [int(key)] * len(texts)  # as of part 0
             if len(texts) > 1:
-                own = part_keys(key.expand(len(texts)), torch.arange(len(texts))).tolist()
+                own = part_keys(np.full(len(texts), key), np.arange(len(texts))).tolist()
             for text, source, one in zip(texts, self.codec.split(texts), own, strict=True):
                 unusual = self.codec.doubt(text)
                 if (not unusual and self.shortlists is not None
@@ -322,17 +340,15 @@ class Translator(Pipeline):
 
     def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
         """Return source tokens [N, S] and padding of N segments, S at least `length`."""
-        source = torch.from_numpy(translation.pad([segment.source for segment in segments],
-                                                  length)).to(self.device)
+        source = translation.pad([segment.source for segment in segments], length)
         padding = source == translation.PADDING
-        return source, padding if bool(padding.any()) else None
+        return source, padding if padding.any() else None
 
-    def _record(self, segments: Sequence[_Segment], tokens: Tensor, lengths: Tensor) -> None:
+    def _record(self, segments: Sequence[_Segment], tokens: Int64, lengths: Int64) -> None:
         """Record translations: tokens [N, T], of which `lengths` [N] are valid."""
-        longest = torch.tensor([self.model_config.longest_target(len(segment.source))
-                                for segment in segments])
-        full = (lengths.cpu() == longest) & (tokens != translation.END).all(1).cpu()
-        texts = self.codec.decode(tokens.cpu().numpy())
+        longest = [self.model_config.longest_target(len(segment.source)) for segment in segments]
+        full = (lengths == longest) & (tokens != translation.END).all(1)
+        texts = self.codec.decode(tokens)
         for segment, *translated in zip(segments, texts, full.tolist(), lengths.tolist(),
                                         strict=True):
             segment.text, segment.truncated, segment.tokens = translated
@@ -343,14 +359,15 @@ class Translator(Pipeline):
         if results:
             for one in results:
                 one.item.trace = one.trace
-            lengths = torch.tensor([one.trace.tokens for one in results])
-            self._record([one.item for one in results],
-                         torch.stack([one.tokens for one in results]), lengths)
+            self._record([one.item for one in results], np.stack([one.tokens for one in results]),
+                         np.array([one.trace.tokens for one in results]))
         return max((one.trace.model_calls for one in results), default=0)
 
-    def _record_beams(self, segments: list[_Segment], found: Beams) -> int:
-        """Record the best hypotheses of a beam search, and return the number of its model calls."""
-        self._record(segments, found.tokens, found.lengths)
+    def _record_beams(self, segments: list[_Segment], loop: BeamLoop) -> int:
+        """Record the best hypotheses of a beam search so far, and return the number of its model
+        calls."""
+        found = loop.result()
+        self._record(segments, found.tokens.cpu().numpy(), found.lengths.cpu().numpy())
         return found.model_calls
 
 

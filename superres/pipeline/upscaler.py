@@ -11,32 +11,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from superres.checkpoint import Checkpoint, open_checkpoint
-from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, Reliability, require_whole
+from superres.config import (
+    DEFAULT_CHECKPOINT,
+    DecodeConfig,
+    ModelConfig,
+    Reliability,
+    require,
+    require_whole,
+)
 from superres.decoding.batching import Feed, Result, Source, Stream, feed_of
+from superres.decoding.limits import Limits
 from superres.decoding.noise import noise_keys
-from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
-from superres.interfaces import ScoringModel
-from superres.nn.model import EncoderDecoder
-from superres.pipeline.cascade import CascadeStream, PictureStream, stage_traces
+from superres.interfaces import Int64
+from superres.pipeline.cascade import CascadeStream, PictureStream, needed_stages, stage_traces
 from superres.pipeline.finish import finished, finishing_stream
 from superres.pipeline.judging import JudgingStream, bits_of_targets
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import FINISHES, check_keep, check_samples
 from superres.pipeline.upscaled import Upscaled
 from superres.system.machine import free_bytes
+from superres.tasks.crops import DEFAULT_CROP
 from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, encode, image_key
-from superres.tasks.photos import DEFAULT_CROP, PhotoSources, PictureLike, read_sources
+from superres.tasks.photos import PhotoSources, PictureLike, read_sources
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from superres.config import DecodeOptions
 
-OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits", "limited_scoring")
+OF_A_STAGE = ("face_task", "stages", "tokens_per_image", "limits")
 """Properties that are computed once, and are others of a cascade than of its last stage."""
 
 # batch size beyond which a device hardly gets faster, by kind of device
@@ -80,18 +86,20 @@ class Upscaler(Pipeline):
     @classmethod
     def load(
         cls, name_or_dir: str | Path | Checkpoint | None = None, device: str = "auto",
-        engine: str = "auto",
+        engine: str = "auto", size: int | None = None, start: int | None = None,
     ) -> Upscaler:
-        """See `Pipeline.load`; the stages of a cascade are checkpoints of their own."""
+        """See `Pipeline.load`; of the stages of a cascade, which are checkpoints, only those of
+        `at_size(size)` and `from_size(start)` are read."""
         checkpoint = open_checkpoint(cls.bundled if name_or_dir is None else name_or_dir)
         upscaler, *following = (super(Upscaler, cls).load(stage, device, engine)
-                                for stage in checkpoint.networks)
+                                for stage in needed_stages(checkpoint.networks, size, start))
         for stage in following:
             upscaler = stage.after(upscaler, checkpoint.folder.resolve().name)
         reliability = checkpoint.reliability
         if reliability is not None and reliability.revision == upscaler.revision:
             upscaler.reliability = reliability
-        return upscaler
+        upscaler = upscaler if size is None else upscaler.at_size(size)
+        return upscaler if start is None else upscaler.from_size(start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """See `Pipeline.__reduce__`; a cascade consists of its stages."""
@@ -112,16 +120,15 @@ class Upscaler(Pipeline):
             vars(cascade).pop(name_of_own, None)
         cascade.first, cascade.last, cascade.name, cascade.reliability = first, self, name, None
         cascade.revision = f"{first.revision}+{self.revision}"
-        cascade.proposers = dataclasses.replace(self.proposers, limited=cascade.limited)
         return cascade
 
     @classmethod
-    def _task_arguments(cls, folder: Path, model: EncoderDecoder) -> dict[str, Any]:
-        if model.config.vocabulary < INTENSITIES:
-            raise CheckpointError(f"checkpoint {folder} has {model.config.vocabulary} intensities, "
-                                  f"but pictures have {INTENSITIES}; choose another")
+    def _task_arguments(cls, folder: Path, network: ModelConfig) -> dict[str, Any]:
+        if network.vocabulary < INTENSITIES:
+            raise CheckpointError(f"checkpoint {folder} has {network.vocabulary} intensities, but "
+                                  f"pictures have {INTENSITIES}; choose another")
         try:
-            FaceTask.of(model.config)
+            FaceTask.of(network)
         except ConfigError as error:
             raise CheckpointError(f"checkpoint {folder}: {error}") from error
         return {}
@@ -141,18 +148,15 @@ class Upscaler(Pipeline):
         return FaceTask(first.source, own.target, (*first.between, own.source))
 
     def at_size(self, side: int) -> Upscaler:
-        """Return the upscaler of the stages whose outputs have `side` pixels; raise ConfigError if
-        none has."""
+        """Return the upscaler of the stages up to outputs of `side` pixels; ConfigError if none."""
         require_whole("size", side)
-        sides, upscaler = list[int](), self
-        while True:
-            sides.insert(0, upscaler.face_task.target)
-            if upscaler.face_task.target == side:
-                return upscaler
-            if upscaler.first is None:
-                raise ConfigError(f"{self.name} draws pictures of {' or '.join(map(str, sides))} "
-                                  f"pixels, not {side}; choose another --size or --checkpoint")
-            upscaler = upscaler.first
+        stages: list[Upscaler] = [self]
+        while stages[0].first is not None:
+            stages.insert(0, stages[0].first)
+        sides = {stage.face_task.target: stage for stage in stages}
+        require(side in sides, f"{self.name} draws pictures of {' or '.join(map(str, sides))} "
+                f"pixels, not {side}; choose another --size or --checkpoint")
+        return sides[side]
 
     def from_size(self, side: int) -> Upscaler:
         """Return the upscaler of the stages from the one whose inputs have `side` pixels;
@@ -181,14 +185,11 @@ class Upscaler(Pipeline):
                                                   else self.first.tokens_per_image)
 
     @cached_property
-    def limits(self) -> Limits:
+    def limits(self) -> Limits:  # type: ignore[override]
         """Limits on intensities under which a picture reduces to exactly its source, and to that of
         a cascade."""
         first = None if self.first is None else self.first.face_task
-        return Limits.of(self.network_task.limits(self.model_config.vocabulary, first), self.device)
-
-    def limited(self, model: ScoringModel) -> ScoringModel:
-        return LimitedModel(model, self.limits)
+        return Limits.of(self.network_task.limits(self.model_config.vocabulary, first))
 
     def __call__(
         self, sources: Pictures, options: DecodeConfig | None = None, *, crop: str = DEFAULT_CROP,
@@ -356,7 +357,7 @@ class Upscaler(Pipeline):
         own, first = self.of_last(options), self.first
 
         def stream(sources: Feed[Any]) -> Stream[Any]:
-            return self._stream(self.scoring_for(own), sources, self._sources, own, rows,
+            return self._stream(self.scoring, sources, self._sources, own, rows,
                                 batch=batch, width=width)
 
         if first is None:
@@ -379,7 +380,7 @@ class Upscaler(Pipeline):
         memory."""
         options = self.default if options is None else options
         size = self.row_bytes(self.of_last(options))
-        rows = max(1, min(USEFUL_ROWS[self.device.type], free_bytes(self.device) // (2 * size)))
+        rows = max(1, min(USEFUL_ROWS[self.device], free_bytes(self.device) // (2 * size)))
         return rows if self.first is None else min(
             rows, self.first.fitting_rows(self.options_of_first(options))
         )
@@ -395,13 +396,12 @@ class Upscaler(Pipeline):
             encode(sources)  # refuses other types
         else:
             given = read_sources(sources, self.face_task, crop)
-        return given, list(map(Face, given.images,
-                               noise_keys(keys, len(given.images), torch.device("cpu")).tolist()))
+        return given, list(map(Face, given.images, noise_keys(keys, len(given.images)).tolist()))
 
-    def source_tokens(self, sources: np.ndarray) -> torch.Tensor:
+    def source_tokens(self, sources: np.ndarray) -> Int64:
         """Return the tokens [N, S] of uint8 images [N, source, source, 3]; other arrays raise
         InvalidInputError."""
-        return torch.from_numpy(self.network_task.encode(sources)).to(self.device)
+        return self.network_task.encode(sources)
 
     def bits_per_dim(self, sources: np.ndarray, targets: np.ndarray,
                      batch_size: int = 8) -> np.ndarray:
@@ -429,7 +429,7 @@ class Upscaler(Pipeline):
         if before and self.first is not None:
             earlier = self.first.upscaled(
                 before, given, None if options is None else self.options_of_first(options))
-        images = self.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+        images = self.face_task.decode(np.stack([one.tokens for one in results]))
         made = Upscaled(
             images, [one.trace for one in results],
             sum(one.seconds for one in results) if seconds is None else seconds,

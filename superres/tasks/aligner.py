@@ -22,7 +22,7 @@ from PIL import Image
 from superres.errors import CheckpointError, first_line
 from superres.pictures.read import Pixels
 from superres.system.folders import bundled_folder
-from superres.system.json_files import require_regular
+from superres.system.tensor_files import read_arrays
 
 Floats = npt.NDArray[np.float64]
 Grey = npt.NDArray[np.int64]
@@ -191,14 +191,9 @@ class Aligner:
     def load(cls, path: Path) -> Aligner:
         """Read weights; raise CheckpointError if the file is missing, damaged or of another
         network."""
-        from safetensors import SafetensorError  # a survey of finished pictures has no such package
-        from safetensors.numpy import load_file
-
         try:
-            require_regular(path)
-            return cls(load_file(path))
-        # TypeError: of a type that NumPy lacks
-        except (OSError, SafetensorError, TypeError) as error:
+            return cls(read_arrays(path))
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {first_line(error)}; install superres "
                                   "again") from error
         except CheckpointError as error:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-
-import numpy as np
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from superres.errors import ConfigError, InvalidInputError, shown
-from superres.pictures.read import Pixels
+
+if TYPE_CHECKING:
+    from superres.pictures.read import Pixels
 
 FACE, CENTRE = "face", "centre"
 CROPS = f"{FACE}|{CENTRE}|X,Y,SIZE[,TURN]"  # values of a crop setting
+DEFAULT_CROP = FACE
 UNCERTAIN = 0.5
 """Doubt from which a face is uncertain."""
 # pixels of a side above which a square that is turned, or beyond the edges, is reduced before it is
@@ -103,6 +104,9 @@ class Crop:
         height, width = image.shape[:2]
         if not self.turn and not self.beyond(height, width):
             return image[self.top : self.top + self.size, self.left : self.left + self.size]
+        import numpy as np  # the settings above are in the command line's help
+        from PIL import Image
+
         (cos, sin), factor = cos_sin(self.turn), max(1, self.size // ENOUGH)
         # bicubic samples take 2 pixels around
         reach = math.ceil((abs(cos) + abs(sin)) * self.size / 2) + 4 * factor

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,10 @@ from superres.system.progress import say, track
 from superres.system.unpacking import read_array
 from superres.tasks.crops import FACE
 from superres.tasks.face_finder import KnownFaces
+from superres.tasks.face_paths import SPLITS, Split, is_celeba, require_faces
 from superres.tasks.faces import CHANNELS, FaceTask, area_reduce
 from superres.tasks.photos import choose_crops
 
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[str, ...] = get_args(Split)
 PREPARE = "scripts/train/prepare_celeba.py"
 CHUNK = 1024  # pictures that are reduced together, which bounds the memory
 
@@ -86,20 +85,6 @@ def _check(key: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...]
     if array.dtype != dtype or array.shape != shape:
         raise InvalidInputError(f"{key} must be {dtype} {list(shape)}, not {array.dtype} "
                                 f"{list(array.shape)}; prepare the data again with {PREPARE}")
-
-
-def is_celeba(path: Path) -> bool:
-    """Return whether a folder is a CelebA root in torchvision's layout; only such a root has
-    splits."""
-    return (path / "celeba" / "img_align_celeba").is_dir()
-
-
-def require_faces(path: str | os.PathLike[str]) -> None:
-    """Raise InvalidInputError if there is no data set at `path`, before a command does any other
-    work."""
-    if not os.path.exists(path):
-        raise InvalidInputError(f"{path} does not exist; give an .npz, a folder of images or a "
-                                "CelebA root")
 
 
 def read_faces(

@@ -28,7 +28,6 @@ Int64 = npt.NDArray[np.int64]
 
 CHANNELS = 3
 INTENSITIES = 256
-SOURCES = ("auto", "lowres", "photo")
 ENLARGEMENTS = {"nearest": Image.Resampling.NEAREST, "bicubic": Image.Resampling.BICUBIC,
                 "lanczos": Image.Resampling.LANCZOS}
 SMALLEST_CROP = 0.8  # side of a random crop, over the side of the picture

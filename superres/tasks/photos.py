@@ -21,11 +21,10 @@ from superres.errors import InvalidInputError
 from superres.pictures.read import Picture, Pixels, picture_of
 from superres.pictures.untrusted import MOST_BYTES, read_untrusted
 from superres.system.places import open_place, public
-from superres.tasks.crops import CENTRE, FACE, Crop, parse_crop
+from superres.tasks.crops import CENTRE, DEFAULT_CROP, FACE, Crop, parse_crop
 from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import CELEBA_ALIGNED, FaceTask, area_reduce
 
-DEFAULT_CROP = FACE
 PictureLike: TypeAlias = str | os.PathLike[str] | Image.Image | Pixels
 """A picture: the path or URL of a file, a Pillow image, pixels uint8 [H, W, 3], or floats of this
 shape from 0 to 1."""

@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from superres.checkpoint import TRAINING
 from superres.config import require_whole
-from superres.system.machine import TorchThreads
 from superres.system.output import check_folder, write_results
 from superres.system.progress import track
+from superres.system.torch_threads import TorchThreads
 from superres.tasks.aligner import (
     CHANNELS,
     CONTRAST,

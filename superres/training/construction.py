@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +14,13 @@ from torch import nn
 
 from superres.checkpoint import load_checkpoint
 from superres.config import ModelConfig, require
+from superres.config.parameters import parameter_shapes
 from superres.nn.heads import PredictionHeads
-from superres.nn.model import EncoderDecoder, meta_network
+from superres.nn.model import EncoderDecoder
 from superres.nn.weights import load_weights
 from superres.pipeline.choose import pick_device
-from superres.system.machine import free_bytes, usable_cores
+from superres.system.machine import free_bytes
+from superres.system.threads import given_threads, usable_cores
 from superres.training.muon import Muon
 from superres.training.stage import Stage
 
@@ -30,7 +31,7 @@ BF16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "bf16")
 def training_device(settings: Stage) -> torch.device:
     """Return the device of this process, one of several GPUs maybe; raise ConfigError if it is not
     available."""
-    device: torch.device = PartialState(cpu=pick_device(settings.device).type == "cpu").device
+    device: torch.device = PartialState(cpu=pick_device(settings.device) == "cpu").device
     return device
 
 
@@ -39,17 +40,15 @@ def resolved(settings: Stage, saved: Stage | None = None) -> Stage:
     run to resume.
 
     A new run is in bf16 on a GPU and on a processor with bf16 arithmetic, which others would
-    emulate. It has one thread, or as many as OMP_NUM_THREADS says: threads wait for one another at
-    every operation, so that a core that another process uses makes a step on two threads many times
-    slower than one on one thread.
+    emulate. It has one thread, or as many as `set_threads` or OMP_NUM_THREADS says: threads wait
+    for one another at every operation, so that a core that another process uses makes a step on two
+    threads many times slower than one on one thread.
     """
     # missing in older releases
     known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     native = training_device(settings).type != "cpu" or any(map(known.get, BF16_ARITHMETIC))
     precision = saved.precision if saved is not None else "bf16" if native else "no"
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = ((saved.threads if saved is not None else int(given) if given.isdecimal() else None)
-               or 1)
+    threads = (given_threads() if saved is None else saved.threads) or 1
     return dataclasses.replace(
         settings, precision=precision if settings.precision == "auto" else settings.precision,
         threads=settings.threads or min(threads, usable_cores()))
@@ -90,7 +89,7 @@ def build_model(config: ModelConfig, settings: Stage,
 def _require_memory(config: ModelConfig, device: torch.device) -> None:
     """Raise ConfigError unless the weights to train fit into free memory, before any of them is
     made."""
-    weights = sum(one.numel() for one in meta_network(config).parameters())
+    weights = sum(map(math.prod, parameter_shapes(config).values()))
     # In float32: weights, their average, gradients and both moments of the optimiser. A network for
     # a GPU is made on the CPU, beside its start.
     for where, copies in {device: 5, torch.device("cpu"): 5 if device.type == "cpu" else 2}.items():

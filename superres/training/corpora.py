@@ -23,14 +23,8 @@ from superres.system.output import check_folder, prepare_folder, write_result
 from superres.system.progress import say, track
 from superres.tasks import translation
 from superres.tasks.aligner import upright_errors
-from superres.tasks.face_data import (
-    CHUNK,
-    PREPARE,
-    FacePairs,
-    read_drawn,
-    read_faces,
-    require_faces,
-)
+from superres.tasks.face_data import CHUNK, PREPARE, FacePairs, read_drawn, read_faces
+from superres.tasks.face_paths import require_faces
 from superres.tasks.faces import FaceTask, encode
 from superres.tasks.translation import VOCABULARY_FILE, Codec, TextPairs, parse_languages
 from superres.training.construction import training_device

@@ -8,7 +8,7 @@ import numpy as np
 
 from superres.checkpoint import open_checkpoint
 from superres.config import require_whole
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.errors import InvalidInputError
 from superres.tasks import translation
 from superres.tasks.face_data import read_faces

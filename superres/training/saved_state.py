@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from superres.checkpoint import replaced_folder
+from superres.checkpoint import read_weights, reading, replaced_folder
 from superres.config import REQUIRED, Config, ModelConfig, setting
 from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
-from superres.nn.weights import load_weights, read_tensors
 from superres.system.json_files import read_json
+from superres.system.tensor_files import read_arrays
 from superres.training.stage import Stage
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -69,11 +70,16 @@ def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder,
     """Load the weights and moments of the state in `folder`; raise CheckpointError if they are
     damaged."""
     for network, name in ((model, "model.safetensors"), (averaged, "averaged.safetensors")):
-        load_weights(network, read_tensors(folder / name), str(folder / name))
+        double = network.signal.dtype == torch.float64
+        arrays, _ = read_weights(folder / name, network.config, np.float64 if double else np.float32)
+        network.load_state_dict({key: torch.from_numpy(one) for key, one in arrays.items()})
     moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in read_tensors(folder / "optimizer.safetensors").items():
+    path = folder / "optimizer.safetensors"
+    with reading(path):
+        stored = read_arrays(path)
+    for key, array in stored.items():
         number, name = key.split(".", 1)
-        moments.setdefault(int(number), {})[name] = value
+        moments.setdefault(int(number), {})[name] = torch.from_numpy(array)
     for numbers, optimizer in _numbered(optimizers):
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         # Fused steps on a GPU need moments whose layout is that of their weights.

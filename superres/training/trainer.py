@@ -22,9 +22,9 @@ from torch import Tensor
 from superres.checkpoint import recover_folder, save_checkpoint
 from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
-from superres.system.machine import usable_cores
 from superres.system.progress import Progress, say
 from superres.system.signals import deferred
+from superres.system.threads import usable_cores
 from superres.training.construction import (
     build_optimizers,
     compile_layers,

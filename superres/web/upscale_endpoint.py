@@ -12,8 +12,8 @@ from superres.pictures.read import Picture
 from superres.pictures.write import encode_png
 from superres.pipeline.resolved_options import FINISHES, check_keep, resolve_options
 from superres.pipeline.upscaled import Upscaled
+from superres.tasks.crops import DEFAULT_CROP
 from superres.tasks.faces import image_key
-from superres.tasks.photos import DEFAULT_CROP
 from superres.web import controls, crops, drawing
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding

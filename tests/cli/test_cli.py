@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from fakes import FakeUpscaler
 from PIL import Image
 
-from superres.cli.main import main, run
+from superres.cli.main import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,15 +133,3 @@ def test_help_and_usage_errors_come_without_loading_the_network():
     words = [sys.executable, "-m", "superres", "upscale", "--help"]
     assert "--manifest" in subprocess.run(words, cwd=ROOT, capture_output=True, text=True,
                                           check=True).stdout
-
-
-@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
-def test_idle_threads_of_torch_sleep_unless_the_environment_says_otherwise(given, found,
-                                                                           monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["superres", "--version"])
-    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-    if given is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
-    with pytest.raises(SystemExit):
-        main()
-    assert os.environ.pop("OMP_WAIT_POLICY") == found

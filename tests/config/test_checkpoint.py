@@ -28,7 +28,7 @@ from superres.checkpoint import (
     weights_digest,
 )
 from superres.config import DecodeConfig
-from superres.decoding.proposers.ngrams import NgramTable
+from superres.decoding.proposers.ngram_table import NgramTable
 from superres.errors import CheckpointError, OutputError
 from superres.nn.model import EncoderDecoder, meta_network
 from superres.nn.weights import load_weights
@@ -102,7 +102,7 @@ def test_optional_tensors_may_be_missing_and_others_may_not(model):
 
 
 @pytest.mark.parametrize(("step", "number"),
-                         [("save_file", 1), ("os.replace", 1), ("os.replace", 2)])
+                         [("safetensors.torch.save_file", 1), ("os.replace", 1), ("os.replace", 2)])
 def test_a_failing_write_leaves_the_old_checkpoint_and_nothing_else(step, number, folder,
                                                                     monkeypatch):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -115,7 +115,7 @@ def test_a_failing_write_leaves_the_old_checkpoint_and_nothing_else(step, number
         real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"superres.checkpoint.{step}", full)
+        patch.setattr(step, full)
         said = refusal(save_checkpoint, random_model(SMALL, seed=5), folder, error=OutputError)
     assert "No space left" in said
     assert str(folder) in said

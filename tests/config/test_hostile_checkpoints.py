@@ -29,10 +29,10 @@ from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
-from superres.decoding.beam import beam_search
-from superres.decoding.proposers.ngrams import NgramTable
-from superres.decoding.state import NanCheck
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.beam import beam_search
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.plain.state import NanCheck
+from superres.decoding.proposers.ngram_table import NgramTable
 from superres.errors import ScoresError
 from superres.nn.torch_model import StepModel
 from superres.system.folders import bundled_folder

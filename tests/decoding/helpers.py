@@ -16,8 +16,8 @@ from textual import CONFIG, wordy
 
 from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.proposers.lookahead.peers import Peers
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.plain.lookahead.peers import Peers
 from superres.nn.torch_model import StepModel
 
 LOOKAHEAD = {"proposer": "lookahead", "window": 5, "candidates": 3}

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import SMALL, random_model, random_tokens
+from superres.native.model import NativeModel
 from textual import CONFIG, wordy
 
 from decodes import decode
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.beam import beam_search, beam_steps
+from superres.decoding.plain.beam import beam_search, beam_steps
 from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.tasks.translation import END
 

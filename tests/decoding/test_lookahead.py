@@ -22,10 +22,10 @@ from ports import own_port
 from decodes import decode, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding import reference
-from superres.decoding.proposers.lookahead.iteration import Layout, partition
-from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.plain.lookahead.pool import NgramPool
+from superres.decoding.plain.lookahead.verification import verify_candidates
+from superres.decoding.proposers.lookahead.layout import Layout, partition
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.decoding.proposers.lookahead.verification import verify_candidates
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput, Tree
 from superres.nn.torch_model import StepModel

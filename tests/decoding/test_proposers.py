@@ -33,15 +33,15 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
+from superres.evaluation.timing import Timer
 from superres.evaluation.workload import text_workload
 from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession
 from superres.pipeline.auto import load
 from superres.pipeline.choose import step_model
-from superres.system.machine import Timer
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
 from superres.training.stage import Stage

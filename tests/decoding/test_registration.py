@@ -19,8 +19,8 @@ from decodes import decode
 from superres.checkpoint import save_checkpoint
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
+from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
 from superres.pipeline.choose import ENGINES

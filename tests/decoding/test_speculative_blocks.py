@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from superres.decoding.sampling import COMMITTED, VERDICT, Samplers
+from superres.decoding.plain.sampling import COMMITTED, VERDICT, Samplers
 from tests.proofs.test_speculative import speculative
 
 VOCABULARY, MOST = 3, 5

@@ -21,17 +21,16 @@ from superres.cli.benchmark import parse_batches
 from superres.cli.main import run
 from superres.config import PRESETS
 from superres.errors import ConfigError
-from superres.evaluation import benchmark
+from superres.evaluation import benchmark, timing
 from superres.evaluation.benchmark import (
     benchmark_markdown,
     run_benchmark,
     write_benchmark,
 )
+from superres.evaluation.timing import Timer
 from superres.evaluation.workload import image_workload, text_workload
 from superres.nn.attention import local_visible
 from superres.pipeline.upscaler import Upscaler
-from superres.system import machine
-from superres.system.machine import Timer
 
 SHAPES = {"source_shape": (4, 4, 3), "target_shape": (16, 16, 3)}
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2,
@@ -135,7 +134,7 @@ def test_a_step_reads_every_weight_and_the_keys_that_attention_sees(upscaler, at
 @pytest.mark.extended
 def test_peak_memory_sees_what_is_held():
     # The peak is that of a process's whole life, so the test has a process of its own.
-    code = ("import torch; from superres.system.machine import peak_bytes; held = []; "
+    code = ("import torch; from superres.evaluation.timing import peak_bytes; held = []; "
             "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count)))"
             " for count in (40_000_000, 60_000_000)))")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
@@ -147,14 +146,14 @@ def test_peak_memory_sees_what_is_held():
 
 @pytest.mark.parametrize("words", [["benchmark", "images"], ["tune", "--no-save"]])
 def test_a_machine_that_is_busy_is_not_measured(words, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "busyness", lambda: 1.3)
+    monkeypatch.setattr(timing, "busyness", lambda: 1.3)
     assert run(words) == 2
     assert "this machine is busy (a fixed workload took up to 1.30 times" in capsys.readouterr().err
 
 
 def test_busyness_is_the_worst_over_the_best():
     clock = iter(np.cumsum([0, *[1, 0] * 17, *[3, 0] * 3]).tolist())
-    assert machine.busyness(20, lambda: next(clock)) == 3
+    assert timing.busyness(20, lambda: next(clock)) == 3
 
 
 def test_the_text_command_prints_json(tmp_path, capsys):

@@ -23,8 +23,9 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream
+from superres.decoding.limits import Limits
+from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
 from superres.training.construction import build_model

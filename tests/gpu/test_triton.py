@@ -26,8 +26,9 @@ from decodes import decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.algorithm import Algorithm
+from superres.decoding.limits import Limits
 from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.sum_limits import LimitedModel, Limits
+from superres.decoding.plain.limited import LimitedModel
 from superres.errors import ConfigError, ScoresError
 from superres.gpu import kernel, launch, model, speculative
 from superres.gpu.model import TritonModel

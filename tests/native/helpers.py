@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import NATIVE, VARIANTS, random_model
+from fakes import NATIVE, VARIANTS, on_native, random_model
 
 from superres.native import build, variants
 from superres.native.abi import DIGEST, FUNCTIONS
-from superres.native.model import NativeModel
 
 compiled = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 
@@ -21,8 +20,8 @@ KNOWN = {name: replace(config, **NATIVE) for name, config in VARIANTS.items()}
 
 
 def native_model(config, **options):
-    """Return a native model of random weights; options as for `NativeModel`."""
-    return NativeModel(random_model(config, dtype=torch.float32), **options)
+    """Return a native engine of random weights on torch; options as for `NativeEngine`."""
+    return on_native(random_model(config, dtype=torch.float32), **options)
 
 
 def small_source(digest=DIGEST, self_test=variants.SELF_TEST):

@@ -4,18 +4,23 @@ number of threads."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from fakes import NATIVE, PLAIN, SMALL, Waiting, random_model, random_tokens, stacked
 
 from decodes import decode
 from superres.config import DecodeConfig
+from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.cost import measured_costs
-from superres.native.encoder import PARTS
-from superres.nn.torch_model import SOURCE_MULTIPLE
+from superres.native import arrays
+from superres.native.encoder import PARTS, encode, packed_encoder
+from superres.native.weights import PackedWeights
+from superres.nn.weights import network_of
 from tests.native.helpers import KNOWN, compiled, native_model
 
 PICTURES = replace(SMALL, **NATIVE, conditioning_width=32, source_shape=(4, 6, 3),
@@ -50,6 +55,16 @@ BOUNDS = {"float32": 1e-5, "int8": 2e-1}
 pytestmark = compiled
 
 
+def encoder_of(config, precision="float32"):
+    """Return a compiled encoder of random weights, of sources, threads and padding."""
+    network = network_of(random_model(config, dtype=torch.float32))
+    return partial(encode, packed_encoder(PackedWeights(network, precision)), config)
+
+
+def sources_of(config, rows):
+    return random_tokens(config, rows)[0].numpy()
+
+
 def parts(memory):
     return {name: getattr(memory, name) for name in PARTS if getattr(memory, name) is not None}
 
@@ -57,26 +72,26 @@ def parts(memory):
 def expected(config, source):
     """Return the parts of the memory by the network itself in float64."""
     network = random_model(config)
-    memory = network.encode(source).rounded_up(SOURCE_MULTIPLE)
+    memory = network.encode(torch.from_numpy(source)).rounded_up(SOURCE_MULTIPLE)
     estimate = memory.estimate if config.ordinal_output or config.numeric_neighbourhood else None
     found = {"states": memory.states, "estimate": estimate, "residual_sum": memory.residual_sum}
     if memory.conditioning is not None:
         found["position_table"] = network.signal + memory.conditioning
     if network.heads is not None and network.heads.conditioning is not None:
         found["head_table"] = network.heads.conditioning(memory.conditioning)
-    return {name: part for name, part in found.items() if part is not None}
+    return {name: part.numpy() for name, part in found.items() if part is not None}
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_memory_is_that_of_the_network(network, precision):
     config = NETWORKS[network]
-    source = random_tokens(config, 3)[0]
+    source = sources_of(config, 3)
     true = expected(config, source)
-    found = parts(native_model(config, precision=precision).encoder(source, 1))
+    found = parts(encoder_of(config, precision)(source, 1))
     assert found.keys() == true.keys()
     for name, part in found.items():
-        error = (part - true[name]).abs().max() / true[name].abs().max()
+        error = np.abs(part - true[name]).max() / np.abs(true[name]).max()
         assert error < BOUNDS[precision], (name, error)
 
 
@@ -85,49 +100,58 @@ def test_the_memory_is_that_of_the_network(network, precision):
 def test_a_picture_has_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads(network,
                                                                                    precision):
     config = NETWORKS[network]
-    encoder, source = native_model(config, precision=precision).encoder, random_tokens(config, 5)[0]
+    encoder, source = encoder_of(config, precision), sources_of(config, 5)
     alone = [parts(encoder(one[None], 1)) for one in source]
     for batch, threads in 2 * ((1, 3), (2, 3), (5, 1), (5, 4)):
         for name, part in parts(encoder(source[:batch], threads)).items():
-            own = torch.cat([one[name] for one in alone[:batch]])
-            assert torch.equal(part, own), (name, batch, threads)
+            own = np.concatenate([one[name] for one in alone[:batch]])
+            assert np.array_equal(part, own), (name, batch, threads)
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_a_text_has_the_same_bits_alone_and_padded_in_a_batch(precision):
     config = NETWORKS["text with vectors of its own"]
-    encoder, source = native_model(config, precision=precision).encoder, random_tokens(config, 4)[0]
-    lengths = torch.tensor([19, 1, 16, 7])
-    padding = torch.arange(19) >= lengths.unsqueeze(1)
-    memory = random_model(config).encode(source, padding)
+    encoder, source = encoder_of(config, precision), sources_of(config, 4)
+    lengths = np.array([19, 1, 16, 7])
+    padding = np.arange(19) >= lengths[:, None]
+    states = random_model(config).encode(*map(torch.from_numpy, (source, padding))).states.numpy()
     for threads in (1, 3):
         found = encoder(source, threads, padding)
-        assert torch.equal(found.mask[:, 0, 0] == 0, torch.arange(32) < lengths.unsqueeze(1))
-        assert bool(torch.isfinite(found.states).all())
+        assert np.array_equal(found.mask == 0, np.arange(32) < lengths[:, None])
+        assert np.array_equal(found.longest, [config.longest_target(length) for length in lengths])
+        assert np.isfinite(found.states).all()
         for row, length in enumerate(lengths.tolist()):
-            own, true = found.states[row, :length], memory.states[row, :length]
-            assert torch.equal(own, encoder(source[row : row + 1, :length], 1).states[0, :length])
-            assert (own - true).abs().max() < BOUNDS[precision] * true.abs().max()
+            own, true = found.states[row, :length], states[row, :length]
+            alone = encoder(source[row : row + 1, :length], 1).states[0, :length]
+            assert np.array_equal(own, alone)
+            assert np.abs(own - true).max() < BOUNDS[precision] * np.abs(true).max()
 
 
 def test_networks_that_share_a_threads_memory_do_not_disturb_each_other():
-    encoders = [native_model(config, precision="int8").encoder for config in NETWORKS.values()]
-    sources = [random_tokens(config, 1)[0] for config in NETWORKS.values()]
+    encoders = [encoder_of(config, "int8") for config in NETWORKS.values()]
+    sources = [sources_of(config, 1) for config in NETWORKS.values()]
     first = [parts(encoder(source, 1)) for encoder, source in zip(encoders, sources, strict=True)]
     for encoder, source, before in reversed(list(zip(encoders, sources, first, strict=True))):
         again = parts(encoder(source, 1))
-        assert all(torch.equal(again[name], before[name]) for name in before)
+        assert all(np.array_equal(again[name], before[name]) for name in before)
 
 
 def test_costs_are_measured_whatever_was_in_memory_before(monkeypatch):
     """They are measured in the middle of targets that were never begun."""
-    empty = torch.empty
+    empty, empty_array = torch.empty, arrays.empty
 
     def filled(*size, **options):
         made = empty(*size, **options)
         return made.fill_(torch.nan) if made.dtype == torch.float32 else made
 
+    def filled_array(shape, dtype):
+        made = empty_array(shape, dtype)
+        if made.dtype == np.float32:
+            made.fill(np.nan)
+        return made
+
     monkeypatch.setattr(torch, "empty", filled)
+    monkeypatch.setattr(arrays, "empty", filled_array)
     config = NETWORKS["three layers"]
     model, source = native_model(config), random_tokens(config, 3)[0]
     assert min(measured_costs(model, source, DecodeConfig(), model.prediction_heads)) > 0
@@ -145,12 +169,30 @@ def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypa
 
 
 @pytest.mark.parametrize(("source", "padding", "message"), [
-    (torch.full((2, 72), 6), None, r"tokens must be in \[0, 6\), not 6 to 6"),
-    (torch.full((2, 72), -1), None, r"tokens must be in \[0, 6\), not -1 to -1"),
-    (torch.zeros(2, 71, dtype=torch.int64), None, r"sources must have 72 tokens, not 71"),
-    (torch.zeros(1, 7, dtype=torch.int64), torch.arange(7)[None] == 1, "padding must be at the"),
+    (np.full((2, 72), 6), None, r"tokens must be in \[0, 6\), not 6 to 6"),
+    (np.full((2, 72), -1), None, r"tokens must be in \[0, 6\), not -1 to -1"),
+    (np.zeros((2, 71), int), None, r"sources must have 72 tokens, not 71"),
+    (np.zeros((1, 7), int), np.arange(7)[None] == 1, "padding must be at the"),
 ])
 def test_sources_that_are_none_are_refused(source, padding, message):
     config = PICTURES if padding is None else NETWORKS["text"]
     with pytest.raises(ValueError, match=message):
-        native_model(config).encoder(source, 1, padding)
+        encoder_of(config)(source, 1, padding)
+
+
+@pytest.mark.parametrize("change", ["without", "with more"])
+@pytest.mark.parametrize("network", ["picture", "text"])
+def test_every_array_of_a_network_is_packed_once(network, change):
+    network = network_of(random_model(NETWORKS["a picture" if network == "picture" else network]))
+    packed = PackedWeights(network, "float32")
+    packed_encoder(packed)
+    with pytest.raises(ValueError, match=r"no array encoder.0.* or it is packed already"):
+        packed_encoder(packed)
+    if change == "without":
+        network.arrays.pop("encoder.0.attention.query.weight")
+        message = "no array encoder.0.attention.query.weight"
+    else:
+        network.arrays["heads.gate.weight"] = np.zeros((1, 1), np.float32)
+        message = "knows no array heads.gate.weight"
+    with pytest.raises(ValueError, match=message):
+        packed_encoder(PackedWeights(network, "float32"))

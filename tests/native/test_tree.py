@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import limits_of, random_model, random_tokens
+from superres.native.model import NativeModel, NativeTreeSession
 from textual import CONFIG, wordy
 
 from decodes import decode
 from superres.config import DecodeConfig
-from superres.decoding.proposers.lookahead.pool import NgramPool
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.plain.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.decoding.sum_limits import LimitedModel
 from superres.interfaces import Tree
-from superres.native.model import NativeModel, NativeTreeSession
 from superres.nn.torch_model import StepModel
 from tests.native.helpers import KNOWN, NATIVE, compiled, native_model
 from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice

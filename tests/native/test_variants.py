@@ -9,6 +9,7 @@ import json
 import platform
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from fakes import NATIVE, SMALL, random_model, without_compilers
 
 from superres.cli.main import run
 from superres.errors import ConfigError
-from superres.native import abi, build, variants
+from superres.native import abi, build, diagnosis, variants
 from superres.native.build import NativeUnavailable
 from superres.native.diagnosis import report
 from superres.native.variants import BY_NAME, WASM, for_machine
@@ -211,7 +212,12 @@ def test_info_says_what_is_used_and_why(capsys, monkeypatch):
     without_compilers(monkeypatch)
     found = report()
     assert found["native"].startswith("none: no C++ compiler")
-    assert found["engine"] == "plain"
+    assert (found["engine"], found["torch"]) == ("plain", metadata.version("torch"))
+    monkeypatch.setattr(diagnosis, "torch_version", lambda: None)
+    monkeypatch.setattr(diagnosis, "gpu_present", lambda: True)
+    found = report()
+    assert (found["engine"], found["torch"]) == ("none", "none")
+    assert found["gpu"].endswith("needs torch: pip install 'superres[torch]'")
 
 
 @pytest.fixture

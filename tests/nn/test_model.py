@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodes import decode
-from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig
-from superres.nn import image_priors
+from superres.config import HEAD_LAYERS, PRESETS, DecodeConfig, ModelConfig, tables
+from superres.nn import image_priors, likelihood
 from superres.nn.attention import attend, causal_attention, hidden_mask, local_attention
-from superres.nn.image_priors import RESIDUAL_SCALE, NumericNeighbourhood
+from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.likelihood import bits_per_dim
 from superres.nn.model import meta_network
 from superres.nn.torch_model import StepModel
-from superres.system.machine import TorchThreads
 
 
 def size(module):
@@ -137,16 +136,22 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_per_dim_is_the_mean_surprise_in_bits(threads, monkeypatch):
-    monkeypatch.setattr(TorchThreads, "limit", lambda: threads)
+    monkeypatch.setattr(likelihood, "most_threads", lambda: threads)
     config = VARIANTS["base aids"]
     model = random_model(config)
     source, target = random_tokens(config, 3)
     expected = []
     for row in range(3):
         scores = model.scores(model(source[row : row + 1], target[row : row + 1]))[0]
-        likelihood = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
-        expected.append(float(-likelihood.log2().mean()))
-    assert bits_per_dim(model, source, target, batch_size=2).tolist() == pytest.approx(expected)
+        p = scores.softmax(-1)[torch.arange(config.target_length), target[row]]
+        expected.append(float(-p.log2().mean()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = bits_per_dim(model, source, target, batch_size=2)
+    finally:
+        torch.set_num_threads(before)
+    assert found.tolist() == pytest.approx(expected)
 
 
 def by_query(query, key, value, shown):
@@ -188,18 +193,18 @@ def test_hidden_keys_have_no_weight():
 def test_the_last_pixel_of_a_cell_is_known_from_its_source():
     config = SMALL
     target = torch.randint(0, 6, (2, config.target_length)).double()
-    cell, positions = image_priors.cell_tables(config)
+    cell, positions = map(torch.from_numpy, tables.cell_tables(config))
     source = torch.zeros(2, config.source_length, dtype=torch.double)
     for position in range(config.target_length):
         source[:, cell[position]] = target[:, positions[position]].mean(1)
     estimate = torch.rand(2, config.target_length, dtype=torch.double) * 5
     neighbourhood = NumericNeighbourhood(config).double()
-    deviation = torch.nn.functional.pad((target - estimate) / RESIDUAL_SCALE, (0, 1))
+    deviation = torch.nn.functional.pad((target - estimate) / tables.RESIDUAL_SCALE, (0, 1))
     every = torch.arange(config.target_length)
     buffer = neighbourhood.buffer(deviation, neighbourhood.residual_sum(source, estimate))
     features = neighbourhood.features(buffer, every.expand(2, -1))
     pixels = positions.shape[1]
-    assert features.shape[-1] == image_priors.feature_count(config)
+    assert features.shape[-1] == tables.feature_count(config)
     remainder = features[..., -pixels:]
     last, first = (positions[:, place] == every for place in (-1, 0))
     torch.testing.assert_close(remainder[:, last, 0], deviation[:, :-1][:, last])
@@ -216,8 +221,8 @@ def test_ordinal_scores_peak_at_the_centre_and_fall_evenly(shape):
         outputs = torch.tensor([[log_d, shift, sharpness][-network.outputs:]])
         term = image_priors.ordinal_term(outputs, centre)
         scores = image_priors.scores_around(*term, outputs, network)[0]
-        z, d = ((torch.arange(256) - 100 - shift * RESIDUAL_SCALE) * math.exp(sharpness - 2.5),
-                math.exp(max(log_d, -7)))
+        z = (torch.arange(256) - 100 - shift * tables.RESIDUAL_SCALE) * math.exp(sharpness - 2.5)
+        d = math.exp(max(log_d, -7))
         expected = -z.abs() if shape == "laplace" else d - (d * d + z * z).sqrt()
         torch.testing.assert_close(scores, expected)
         free = torch.cat([torch.zeros(1, 256), outputs], dim=1)

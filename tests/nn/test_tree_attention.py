@@ -11,8 +11,8 @@ from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from superres.config.tables import slot_count
 from superres.interfaces import Tree
-from superres.nn.cache import slot_count
 from superres.nn.torch_model import StepModel
 from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
 

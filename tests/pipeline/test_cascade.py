@@ -4,6 +4,7 @@ the input."""
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,11 +17,11 @@ from PIL import Image
 from skimage import data
 
 from superres import load
-from superres.checkpoint import save_checkpoint
+from superres.checkpoint import WEIGHTS, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
 from superres.decoding.batching import feed_of
-from superres.decoding.sum_limits import Limits
+from superres.decoding.limits import Limits
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.pipeline.cascade import stage_traces
@@ -174,6 +175,22 @@ def test_the_stages_from_a_size_on_are_the_cascade_of_them_alone(cascade, folder
     with pytest.raises(ConfigError, match="drawn from inputs of 2 or 4 or 8 pixels, not 16; choose "
                        "another --start"):
         three.from_size(16)
+
+
+@pytest.mark.parametrize(("chosen", "damaged"), [({"size": 4}, "large"), ({"start": 4}, "small")])
+def test_only_the_stages_of_a_size_and_a_start_are_read(cascade, folder, tmp_path, chosen, damaged):
+    shutil.copytree(folder.parent, tmp_path / "all")
+    (tmp_path / "all" / damaged / WEIGHTS).unlink()
+    found = Upscaler.load(tmp_path / "all" / folder.name, "cpu", **chosen)
+    expected = cascade.at_size(4) if "size" in chosen else cascade.from_size(4)
+    assert (found.name, found.revision, found.face_task) == (expected.name, expected.revision,
+                                                             expected.face_task)
+    with pytest.raises(CheckpointError, match=WEIGHTS):
+        Upscaler.load(tmp_path / "all" / folder.name, "cpu")
+    for sizes, error in (({"size": 5}, "draws pictures of 4 or 8 pixels, not 5"),
+                         ({"size": 4, "start": 4}, "from inputs of 2 pixels, not 4")):
+        with pytest.raises(ConfigError, match=error):
+            Upscaler.load(folder, "cpu", **sizes)
 
 
 @pytest.mark.slow

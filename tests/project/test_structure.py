@@ -12,8 +12,8 @@ import grimp
 import pytest
 import torch
 
-from superres.decoding.blockwise import PlainDecoder
-from superres.decoding.state import DecodeState
+from superres.decoding.plain.blockwise import PlainDecoder
+from superres.decoding.plain.state import DecodeState
 
 PACKAGE = Path(__file__).parents[2] / "superres"
 APART = ("nn", "decoding", "tasks", "survey")

@@ -31,6 +31,7 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from superres.native.model import NativeModel
 
 import superres
 from decodes import decode
@@ -40,12 +41,11 @@ from superres.config import Confidence, DecodeConfig, general_costs
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.resources import NGRAMS
 from superres.pipeline.upscaler import Upscaler

@@ -29,9 +29,10 @@ from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
+from superres.decoding.limits import Limits
+from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.sum_limits import LimitedModel, Limits
 from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, area_reduce, encode

@@ -19,23 +19,23 @@ from fakes import (
     random_tokens,
     without_compilers,
 )
+from superres.native.model import NativeModel
 
 from decodes import decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.plain.sampling import GREEDY
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import HeadProposer
-from superres.decoding.sampling import GREEDY
-from superres.decoding.sum_limits import LimitedModel
 from superres.errors import ScoresError
 from superres.native import build, weights
 from superres.native import model as native_model
 from superres.native.build import NativeUnavailable
 from superres.native.decoder import NativeDecoder
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.choose import step_model
 from tests.nn.helpers import check_steps
@@ -360,8 +360,7 @@ def test_a_session_takes_the_threads_and_rows_of_its_record(known, cores, limit,
     model = NativeModel(random_model(BLOCKS, dtype=torch.float32))
     model.costs = CostRecord({"1": StepCosts((1.0,), 1.0, threads=known, together=2),
                               "16": StepCosts((1.0,), 1.0, threads=known, together=8)}, cores=cores)
-    monkeypatch.setattr(native_model, "usable_cores", lambda: limit)
-    monkeypatch.setattr(native_model.TorchThreads, "limit", lambda: 16)
+    monkeypatch.setattr(native_model, "most_threads", lambda: limit)
     session = model.session(random_tokens(BLOCKS, rows)[0], 3)
     assert session.session.threads.count == expected
     assert session.session.threads.rows_at_once == (8 if rows > 1 else 2)

@@ -19,17 +19,17 @@ from fakes import (
     random_tokens,
     stacked,
 )
+from superres.native.model import NativeModel
 
 from decodes import decode
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import batching
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
-from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
+from superres.decoding.plain.blockwise import PlainDecoder
 from superres.native import build
 from superres.native.decoder import NativeDecoder
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 
 WAYS = {

@@ -15,9 +15,9 @@ from scipy.stats import chi2
 from decodes import decode
 from superres.config import LEAST_TEMPERATURE, DecodeConfig
 from superres.decoding import sampling
+from superres.decoding.plain.sampling import filtered
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.sampling import filtered
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput
 from superres.nn.torch_model import StepModel

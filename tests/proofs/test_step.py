@@ -11,7 +11,7 @@ from fakes import PLAIN, SMALL, VARIANTS, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from superres.nn.cache import slot_count
+from superres.config.tables import slot_count
 from superres.nn.torch_model import StepModel
 from tests.nn.helpers import assert_close, check_steps, proposal_scores
 

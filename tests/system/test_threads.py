@@ -16,14 +16,17 @@ from functools import partial
 import pytest
 import torch
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from superres.native.model import NativeModel
 
+import superres
 from decodes import decode
 from superres.config import DecodeConfig
+from superres.errors import ConfigError
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
-from superres.system.machine import TorchThreads, core_quota
+from superres.system import threads
 from superres.system.precision import _Precision, float32_products
+from superres.system.torch_threads import TorchThreads
 
 compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
 linux = pytest.mark.skipif(sys.platform != "linux" or build.compiler() is None,
@@ -35,9 +38,11 @@ from dataclasses import replace
 sys.path[:0] = [{tests!r}, {scripts!r}]
 from fakes import NATIVE, VARIANTS, random_model, random_tokens
 from superres.config import DecodeConfig
+import superres
 from decodes import decode
 from superres.native.model import NativeModel
 
+superres.set_threads(2)
 torch.set_num_threads(2)
 config = replace(VARIANTS["sequential heads"], **NATIVE)
 source = random_tokens(config, 9)[0]
@@ -80,7 +85,53 @@ def test_quotas_of_control_groups_are_read_as_cores(tmp_path, groups, own, cores
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
     (tmp_path / "own").write_text(own + "\n")
-    assert core_quota(tmp_path / "groups", tmp_path / "own") == cores
+    assert threads.core_quota(tmp_path / "groups", tmp_path / "own") == cores
+
+
+def test_logical_cores_of_one_physical_core_count_as_one(tmp_path):
+    for core, siblings in {0: "0,4", 1: "1,5", 4: "0,4"}.items():
+        path = tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list"
+        path.parent.mkdir(parents=True)
+        path.write_text(siblings + "\n")
+    count = partial(threads.physical_cores, folder=tmp_path)
+    assert count(frozenset({0, 1, 4})) == 2
+    assert count(frozenset({0, 1, 2, 3})) == 4  # two of which are not described
+
+
+@pytest.mark.parametrize(("given", "variable", "cores", "expected"), [
+    (None, None, 8, 4), (None, None, 2, 2), (None, "3", 8, 3), (None, " 2,1", 8, 2),
+    (None, "64", 8, 4), (None, "0", 8, 4), (None, "-1", 8, 4), (None, "two", 8, 4), (3, "1", 8, 3),
+    (64, "1", 8, 4), (1, None, 8, 1),
+])
+def test_threads_are_bounded_by_the_user_and_by_physical_cores(given, variable, cores, expected,
+                                                               monkeypatch):
+    monkeypatch.setattr(threads._Bound, "threads", None)
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    monkeypatch.setattr(threads, "physical_cores", lambda _: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    if given is not None:
+        superres.set_threads(given)
+    assert threads.most_threads() == expected
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2", True, None])
+def test_a_number_of_threads_that_is_none_is_refused(count):
+    with pytest.raises(ConfigError, match=f"at least 1, not {count!r}"):
+        superres.set_threads(count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [{}, {"OMP_NUM_THREADS": "1"}])
+def test_without_a_bound_threads_are_as_many_as_those_of_torch(variable):
+    code = ("from superres.system.threads import most_threads, usable_cores; found = most_threads()"
+            "; import torch; print(found, min(torch.get_num_threads(), usable_cores()))")
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    ours, torchs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                                  check=True, env={**environment, **variable}).stdout.split()
+    assert ours == torchs
 
 
 @linux
@@ -108,12 +159,11 @@ def test_torch_gets_its_threads_back():
     try:
         with limit:
             assert torch.get_num_threads() == 1
-            assert TorchThreads.limit() == 3
             with TorchThreads(2), limit:
                 assert torch.get_num_threads() == 1
             assert torch.get_num_threads() == 1
             with ThreadPoolExecutor(1) as pool:
-                assert pool.submit(TorchThreads.limit).result() == 3
+                assert pool.submit(torch.get_num_threads).result() == 1
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -199,7 +249,6 @@ def test_every_entry_works_in_a_forked_child():
     found = run("""
         import signal
         import numpy as np
-        import superres
         from superres.config import BeamConfig
         from superres.decoding.batching import feed_of
         from superres.pipeline.upscaler import Face
@@ -216,7 +265,7 @@ def test_every_entry_works_in_a_forked_child():
             return torch.stack([one.tokens for one in finished]).numpy()
 
         def fewer():
-            torch.set_num_threads(1)
+            superres.set_threads(1)
             return tokens(measured, 1), tokens(forced)[:1]
 
         entries = {
@@ -238,3 +287,19 @@ def test_every_entry_works_in_a_forked_child():
             print(f"{name}: {os.waitpid(child, 0)[1]}", end=", ")
     """)
     assert found[1::2] == ["0,"] * 11, found
+
+
+@linux
+def test_a_large_batch_of_plain_steps_works_in_a_forked_child():
+    assert run("""
+        import signal
+        from superres.nn.torch_model import StepModel
+
+        plain = StepModel(random_model(config, dtype=torch.float32))
+        source = random_tokens(config, 300)[0]
+        expected, child = tokens(plain, 300), os.fork()
+        if not child:
+            signal.alarm(100)  # ends a child that hangs
+            os._exit(not torch.equal(tokens(plain, 300), expected))
+        print(os.waitpid(child, 0)[1])
+    """) == ["0"]

@@ -22,7 +22,7 @@ from skimage import data
 from prepare_celeba import random_crops
 from superres.errors import ConfigError, InvalidInputError, OutputError
 from superres.pictures.read import read_image
-from superres.tasks import face_data, faces
+from superres.tasks import face_data, face_paths, faces
 from superres.tasks.face_data import read_faces
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, read_sources
@@ -236,7 +236,7 @@ def test_a_celeba_root_is_read_by_the_official_split(tmp_path, monkeypatch):
         read_faces(tmp_path, TASK)
     # The real annotation files' checksums are known to torchvision; these are made up.
     monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)
-    assert ([read_faces(tmp_path, TASK, split).ids.tolist() for split in face_data.SPLITS]
+    assert ([read_faces(tmp_path, TASK, split).ids.tolist() for split in face_paths.SPLITS]
             == [[1, 2], [3, 4], [5, 6]])
     assert read_faces(tmp_path, TASK, "test", limit=1).ids.tolist() == [5]
 

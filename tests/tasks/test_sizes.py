@@ -20,7 +20,7 @@ from superres import load
 from superres.checkpoint import read_checkpoint, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.sum_limits import LimitedModel
+from superres.decoding.plain.limited import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build
 from superres.pictures.read import Picture

@@ -17,5 +17,5 @@ from superres.decoding.proposers.verifier import HeadProposer, JacobiProposer
 PROPOSERS: Registry[type[Proposer]] = Registry(PROPOSER_NAMES, {
     "heads": HeadProposer, "jacobi": JacobiProposer, "draft": DraftProposer, "ngram": NgramProposer,
     "lookup": LookupProposer, "lookahead": LookaheadProposer,
-}, PROPOSER_PLUGINS, Proposer, "proposer")
+}, PROPOSER_PLUGINS, "Proposer", "proposer")
 """Proposers by name. Proposers that use the heads propose at most one token per head."""

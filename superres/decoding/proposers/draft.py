@@ -3,6 +3,7 @@ Chen et al. 2023)."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from superres.config import require
@@ -12,7 +13,8 @@ from superres.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from superres.interfaces import ScoringModel, Session, Sources
+    from superres.decoding.limits import Limits
+    from superres.interfaces import Engine, ScoringModel, Session, Sources
 
 READ = 2
 """Tokens that the draft reads per step. The first step reads the token before the block as well: it
@@ -30,33 +32,42 @@ class DraftProposer(Proposer):
     resource = "draft"
     training = "a draft model"
 
-    def __init__(self, draft: ScoringModel | None = None) -> None:
-        """Use the model `draft`; raises ConfigError if it is None."""
+    def __init__(self, draft: Engine | None = None, limits: Limits | None = None) -> None:
+        """Use the model of the engine `draft`, whose tokens are limited as the verifier's; raises
+        ConfigError if it is None."""
         if draft is None:
             raise ConfigError("the draft proposer needs a draft model; name its checkpoint with "
                               "--draft")
-        self.draft = draft
+        self.draft, self.limits = draft, limits
 
-    def check(self, model: ScoringModel) -> None:
+    @cached_property
+    def model(self) -> ScoringModel:
+        """The draft model on torch, limited as the verifier."""
+        from superres.decoding.plain.limited import LimitedModel
+
+        model = self.draft.on_torch()
+        return model if self.limits is None else LimitedModel(model, self.limits)
+
+    def check(self, engine: Engine) -> None:
         for field, what in (("vocabulary", "tokens in its vocabulary"), ("length", "target tokens"),
                             ("end_token", "as its end token")):
-            mine, theirs = getattr(self.draft, field), getattr(model, field)
+            mine, theirs = getattr(self.draft, field), getattr(engine, field)
             require(mine == theirs, f"the draft model has {mine} {what}, the verifier {theirs}; "
                     "choose a draft that was trained for it")
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
-        return self.draft.encode(source, padding)
+        return self.model.encode(source, padding)
 
     def new_state(self, source: Sources, width: int, padding: Tensor | None,
                   copies: int) -> Session:
         # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads
         # only READ tokens.
-        session = self.draft.session(source, max(width, READ), padding, copies)
+        session = self.model.session(source, max(width, READ), padding, copies)
         session.resize(READ)
         return session
 
-    def as_data(self, session: Session) -> ProposerData:
-        return ProposerData("draft", draft=state_of(session))
+    def as_data(self) -> ProposerData:
+        return ProposerData("draft", draft=self)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch

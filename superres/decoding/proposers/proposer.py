@@ -10,7 +10,9 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
+    from superres.decoding.proposers.draft import DraftProposer
     from superres.interfaces import (
+        Engine,
         Sampler,
         ScoringModel,
         Session,
@@ -23,12 +25,11 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
 
 @dataclass(frozen=True)
 class ProposerData:
-    """A proposer and the state of its rows as data, for other decoders."""
+    """A proposer as data, for compiled decoders."""
 
     kind: str  # heads, draft or lookahead
     uses_heads: bool = False  # whether the prediction heads propose
-    # session of the draft model for the same rows, which reads two tokens per step
-    draft: Session | None = None
+    draft: DraftProposer | None = None  # whose model reads two tokens per step
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Proposer:
     """Names of the fields of `DecodeConfig` that only this proposer reads, besides `resource`."""
     proposes_tree: ClassVar[bool] = False
     """Whether it proposes a tree of several continuations per step (see
-    `superres.decoding.loop.decoding_type`)."""
+    `superres.decoding.plain.engine.decoding_type`)."""
     training: ClassVar[str] = "none"  # What must be trained for it, as human-readable text
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
@@ -84,9 +85,8 @@ class Proposer:
         `offsets` are 1..k-1."""
         raise NotImplementedError
 
-    def as_data(self, session: Session) -> ProposerData | None:
-        """Return the proposer as data for the rows of `session`, so that another decoder can run
-        the iterations.
+    def as_data(self) -> ProposerData | None:
+        """Return the proposer as data, so that a compiled decoder can run the iterations.
 
         None leaves the iterations to the plain decoder. A class that overrides `propose` overrides
         this method as well.
@@ -108,8 +108,8 @@ class Proposer:
         """
         return None
 
-    def check(self, model: ScoringModel) -> None:
-        """Raise ConfigError if `model` does not fit the proposer."""
+    def check(self, engine: Engine) -> None:
+        """Raise ConfigError if the network of `engine` does not fit the proposer."""
 
     @classmethod
     def check_options(cls, options: DecodeConfig, block_size: int, length: int) -> None:
@@ -196,7 +196,7 @@ class WrappedModel:
         self.vocabulary, self.length = model.vocabulary, model.length
         self.end_token = model.end_token
         self.prediction_heads, self.decoder = model.prediction_heads, model.decoder
-        self.own_threads = model.own_threads
+        self.own_threads, self.device = model.own_threads, model.device
 
     @property
     def weight_bytes(self) -> int:
@@ -244,12 +244,10 @@ def with_proposer_state(model: ScoringModel, proposer: Proposer) -> ScoringModel
     """Return `model` itself, or a model whose sessions include the state of `proposer` if the
     proposer has a state.
 
-    Raises ConfigError if the proposer does not fit the model.
+    Any object with a method `propose` is a proposer, without a state.
     """
-    if not isinstance(proposer, Proposer):  # any object with a method `propose` will do
-        return model
-    proposer.check(model)
-    has_state = type(proposer).new_state is not Proposer.new_state
+    has_state = (isinstance(proposer, Proposer)
+                 and type(proposer).new_state is not Proposer.new_state)
     return StatefulModel(model, proposer) if has_state else model
 
 

@@ -10,8 +10,6 @@ from superres.decoding.proposers.proposer import Context, Proposer, ProposerData
 if TYPE_CHECKING:  # the command line lists the proposers in its help, which must not wait for torch
     from torch import Tensor
 
-    from superres.interfaces import Session
-
 
 class HeadProposer(Proposer):
     """Prediction heads p2..pk (section 4 of the paper), evaluated only at the accepted position of
@@ -21,7 +19,7 @@ class HeadProposer(Proposer):
     draws = True
     training = "prediction heads"
 
-    def as_data(self, session: Session) -> ProposerData:
+    def as_data(self) -> ProposerData:
         return ProposerData("heads", uses_heads=True)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:

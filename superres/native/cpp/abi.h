@@ -133,7 +133,7 @@ struct Heads {
 // The kinds of sampling.
 enum SamplingKind : int64_t { GUMBEL, SPECULATIVE };
 
-// How tokens are sampled: see superres/decoding/sampling.py.
+// How tokens are sampled: see superres/decoding/plain/sampling.py.
 struct Sampling {
   SamplingKind kind;
   int64_t seed;
@@ -163,14 +163,14 @@ struct BlockCosts {
   float offset, exponent, reach;
 };
 
-// Limits on the sums of groups of tokens: see `Limits` in superres/decoding/sum_limits.py.
+// Limits on the sums of groups of tokens: see `Limits` in superres/decoding/limits.py.
 struct Limits {
   int64_t count;           // E
   const int64_t *earlier;  // [T + 1, E]; null without limits
   const int64_t *bounds;   // [batch, 2, T + 1]
 };
 
-// The window and the pool of n-grams of lookahead decoding: see superres/decoding/proposers/lookahead/iteration.py.
+// The window and the pool of n-grams of lookahead decoding: see superres/decoding/plain/lookahead/iteration.py.
 struct Lookahead {
   int64_t size, columns, candidates, cells, capacity;      // N, W, G; `size` is 0 in other decodes
   const int64_t *paths, *guesses, *stage, *column;         // [G, N], [W], [cells], [cells]
@@ -181,7 +181,7 @@ struct Lookahead {
 // The rule of acceptance: a proposal is at most `bound` away from the best token, or among the `bound` best tokens.
 enum Rule : int64_t { DISTANCE, RANK };
 
-// The rows of a decode: see `DecodeState` in superres/decoding/state.py.
+// The rows of a decode: see `DecodeState` in superres/decoding/plain/state.py.
 struct LoopState {
   int64_t block_size, capacity, stride;  // strides of `proposals` and `store`
   int64_t minimum;      // smallest number of tokens accepted per iteration
@@ -256,7 +256,7 @@ struct Encoder {
   float residual_scale;
 };
 
-// What the encoder writes: see `Memory` in superres/nn/model.py. All but the states may be null; without an estimate, all are.
+// What the encoder writes: see `NativeMemory` in superres/native/memory.py. All but the states may be null; without an estimate, all are.
 struct Encoded {
   float *states, *position_table, *head_table, *estimate, *residual_sum;
   int64_t stride, positions;  // source tokens and states of a row

@@ -34,7 +34,7 @@ from superres.checkpoint import (
     save_checkpoint,
 )
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.proposers.ngrams import NgramTable, count_ngrams
+from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError, ScoresError
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel

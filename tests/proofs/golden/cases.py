@@ -22,6 +22,7 @@ from fakes import (
     VARIANTS,
     Waiting,
     criterion_options,
+    on_native,
     proposer_for,
     random_model,
     random_tokens,
@@ -29,14 +30,12 @@ from fakes import (
 )
 from PIL import Image
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
-from superres.decoding.beam import beam_search
+from superres.decoding.plain.beam import beam_search
 from superres.decoding.proposers import PROPOSERS
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
@@ -106,7 +105,7 @@ def of_decoded(decoded):
 def refilled(model, source, options, proposer):
     """Decode sequences two at a time, each as soon as there is room."""
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    decoder = Stream(Algorithm(model, options, proposer), feed, stacked, 2)
+    decoder = Stream(algorithm_of(model, options, proposer), feed, stacked, 2)
     finished = [one for some in decoder.run() for one in some]
     finished.sort(key=lambda one: one.item.tag)
     tokens = [one.tokens.tolist() for one in finished]
@@ -136,9 +135,9 @@ def searched(config):
 
 
 ENGINES = {
-    "native": lambda config: NativeModel(random_model(config, dtype=torch.float32)),
-    "native-int8": lambda config: NativeModel(random_model(config, dtype=torch.float32),
-                                              precision="int8"),
+    "native": lambda config: on_native(random_model(config, dtype=torch.float32)),
+    "native-int8": lambda config: on_native(random_model(config, dtype=torch.float32),
+                                            precision="int8"),
 }
 """Engines beside the plain one, which all other small networks are decoded with."""
 
@@ -160,7 +159,7 @@ def loaded(kind, engine):
     processor."""
     pipeline = kind.load(device="cpu", engine=engine)
     if engine == "plain":
-        pipeline.scoring.model.double()
+        pipeline.model.double()
     return pipeline
 
 

@@ -1,4 +1,5 @@
-"""The registry entry of lookahead decoding; `LookaheadDecoder` contains the algorithm."""
+"""The registry entry of lookahead decoding. `superres.decoding.plain.lookahead.iteration` contains
+the algorithm."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from superres.decoding.proposers.proposer import Proposer, ProposerData
 if TYPE_CHECKING:
     import torch
 
-    from superres.decoding.proposers.lookahead.pool import NgramPool
-    from superres.interfaces import Session
+    from superres.decoding.plain.lookahead.pool import NgramPool
 
 
 class LookaheadProposer(Proposer):
@@ -36,6 +36,6 @@ class LookaheadProposer(Proposer):
         require(options.min_block == 1, f"min-block {options.min_block} needs proposals in every "
                 "step, but lookahead may have none; leave min-block out")
 
-    def as_data(self, session: Session) -> ProposerData | None:
+    def as_data(self) -> ProposerData | None:
         """See `Proposer.as_data`; single steps read another pool."""
         return ProposerData("lookahead") if self.pool is None else None

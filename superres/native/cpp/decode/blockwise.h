@@ -1,5 +1,5 @@
-// superres/decoding/blockwise.py a second time, with the same names in the same order: iterate, verify, stop_at_end_token,
-// commit, propose. tests/decoding/test_contracts.py runs both against one reference, token for token.
+// superres/decoding/plain/blockwise.py a second time, with the same names in the same order: iterate, verify,
+// stop_at_end_token, commit, propose. tests/decoding/test_contracts.py runs both against one reference, token for token.
 //
 // Each header of this folder is named after the Python module that it repeats.
 

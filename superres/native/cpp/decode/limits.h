@@ -1,4 +1,4 @@
-// Limits of tokens, as scores of -inf: the computation of superres/decoding/sum_limits.py.
+// Limits of tokens, as scores of -inf: the computation of superres/decoding/plain/limited.py.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Iterations of lookahead decoding: superres/decoding/proposers/lookahead/iteration.py for greedy choices.
+// Iterations of lookahead decoding: superres/decoding/plain/lookahead/iteration.py for greedy choices.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Sampling a token from scores: the computation of superres/decoding/sampling.py, bit for bit.
+// Sampling a token from scores: the computation of superres/decoding/plain/sampling.py, bit for bit.
 
 #pragma once
 

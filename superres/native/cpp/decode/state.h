@@ -1,4 +1,4 @@
-// The rows being decoded: superres/decoding/state.py.
+// The rows being decoded: superres/decoding/plain/state.py.
 
 #pragma once
 

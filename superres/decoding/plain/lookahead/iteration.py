@@ -28,88 +28,21 @@ and one of them reaches the end (`verify_candidates`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from superres.config import DecodeConfig, require
+from superres.config import require
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.blockwise import PlainDecoder
 from superres.decoding.confidence import ConfidentBlockSize
-from superres.decoding.proposers.lookahead.peers import Peers
-from superres.decoding.proposers.lookahead.pool import NgramPool
-from superres.decoding.proposers.lookahead.verification import verify_candidates
-from superres.decoding.sampling import COMMITTED, VERDICT, distribution, scaled
-from superres.decoding.state import DecodeState
-from superres.interfaces import Session, Sources, StepOutput, Tree, TreeSession
-
-
-def partition(count: int, rank: int = 0, processes: int = 1) -> range:
-    """Return the part of 0..`count` - 1 that belongs to process `rank`; parts differ in size by at
-    most one."""
-    return range(count * rank // processes, count * (rank + 1) // processes)
-
-
-class Layout:
-    """The meaning of each column of a step (figure 2b of Fu et al.).
-
-    Cell (s, c) of the window, stage s and column c, is a guess of the token s + c places after the
-    row's last token. Cell (0, 0) is that last token itself, the root. A cell attends to the cells
-    of stage 0 up to its own column, and to the earlier stages of its own column. The tokens of a
-    candidate attend to the root and to one another.
-
-    Attributes:
-        tree: the columns in this order: tokens that are read again, the root, the candidates, the
-            window's last stage, and the window's other stages.
-        paths: columns of the root and of each candidate, int64 [G, N].
-        guesses: columns of the window's last stage, [W].
-        cells: stage and window column of each column of the step after the candidates, int64 [2,
-            ...].
-    """
-
-    def __init__(self, ngram_size: int, columns: Sequence[int], candidates: int,
-                 reread: int = 0) -> None:
-        """Lay out a step for n-grams of `ngram_size` tokens and a number of `candidates` to verify.
-
-        `columns` are those of the window whose guesses are predicted, in ascending order. The step
-        reads a number of `reread` tokens before the root again.
-        """
-        last = ngram_size - 2
-        parents, paths = [*range(-1, reread)], []
-        for _ in range(candidates):
-            path = [reread, *range(len(parents), len(parents) + ngram_size - 1)]
-            parents += path[:-1]
-            paths.append(path)
-        stages = [(stage, column) for stage in range(1, last + 1) for column in columns]
-        trunk = [(0, column) for column in range(1, columns[-1] + 1)]
-        # cells of other stages need no scores
-        cells = sorted(trunk + stages, key=lambda cell: cell[0] != last)
-        number = {(0, 0): reread,
-                  **{cell: column for column, cell in enumerate(cells, len(parents))}}
-        parents += [number[(stage - 1, column) if stage else (0, column - 1)] for stage,
-                    column in cells]
-        guesses = [number[last, column] for column in columns]
-        self.paths, self.guesses = torch.tensor(paths), torch.tensor(guesses)
-        self.cells = torch.tensor(cells, dtype=torch.int64).view(-1, 2).t()
-        self.tree = Tree(parents, reread, 1 + max([*guesses, *(path[-1] for path in paths)]))
-
-    @classmethod
-    def of(cls, options: DecodeConfig, ngram_size: int, peers: Peers | None) -> Layout:
-        """Return the layout for `options`, or this process's part of it if `peers` is given.
-
-        Raises:
-            ConfigError: there are more processes than columns or candidates.
-        """
-        window, candidates = options.window, options.candidates
-        if peers is None:
-            return cls(ngram_size, range(window), candidates)
-        rank, count = peers.rank, peers.count
-        require(count <= min(window, candidates), f"{count} processes need a window and candidates "
-                f"of at least {count}, not {window} and {candidates}; start fewer processes")
-        return cls(ngram_size, partition(window, rank, count),
-                   len(partition(candidates, rank, count)), ngram_size - 1)
+from superres.decoding.plain.blockwise import PlainDecoder
+from superres.decoding.plain.lookahead.peers import Peers
+from superres.decoding.plain.lookahead.pool import NgramPool
+from superres.decoding.plain.lookahead.verification import verify_candidates
+from superres.decoding.plain.sampling import COMMITTED, VERDICT, distribution, scaled
+from superres.decoding.plain.state import DecodeState
+from superres.decoding.proposers.lookahead.layout import Layout, partition
+from superres.interfaces import ScoringModel, Session, Sources, StepOutput, TreeSession
 
 
 class LookaheadDecoder(PlainDecoder):
@@ -122,15 +55,16 @@ class LookaheadDecoder(PlainDecoder):
     session: TreeSession
 
     def __init__(
-        self, algorithm: Algorithm, session: Session, keys: Tensor, block_size: int,
-        confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, algorithm: Algorithm, session: Session, keys: Tensor,
+        block_size: int, confident: ConfidentBlockSize | None = None,
     ) -> None:
-        super().__init__(algorithm, session, keys, block_size, confident)
+        super().__init__(model, algorithm, session, keys, block_size, confident)
         options, batch, device = algorithm.options, len(keys), keys.device
-        self.size, self.peers = block_size, algorithm.model.peers
+        self.size, self.peers = block_size, model.peers
         layout, self.candidates = Layout.of(options, self.size, self.peers), options.candidates
         self.paths, self.guesses, self.cells = (
-            part.to(device) for part in (layout.paths, layout.guesses, layout.cells))
+            torch.from_numpy(part).to(device)
+            for part in (layout.paths, layout.guesses, layout.cells))
         self.stages, self.columns = self.cells
         self.root = slice(layout.tree.root, layout.tree.root + 1)
         self.offsets = torch.arange(self.size + 1, device=device)
@@ -146,14 +80,14 @@ class LookaheadDecoder(PlainDecoder):
         self.pool = pool(batch, self.size, device)
 
     @classmethod
-    def open_session(cls, algorithm: Algorithm, source: Sources, block_size: int,
-                     padding: Tensor | None = None) -> Session:
+    def open_session(cls, model: ScoringModel, algorithm: Algorithm, source: Sources,
+                     block_size: int) -> Session:
         """See `PlainDecoder.open_session`; also raises ConfigError as `Layout.of` does."""
-        model, width = algorithm.model, algorithm.width
+        width = algorithm.width
         require(width is None, "lookahead determines its own step width; leave out the width "
                 f"{width}")
         tree = Layout.of(algorithm.options, block_size, model.peers).tree
-        return model.tree_session(source, tree, block_size, padding)
+        return model.tree_session(source, tree, block_size)
 
     def verify(self, state: DecodeState, output: StepOutput,
                place: Tensor) -> tuple[Tensor, Tensor]:

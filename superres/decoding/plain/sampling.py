@@ -15,7 +15,7 @@ from torch import Tensor
 
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion
-from superres.decoding.noise import Noise, weights
+from superres.decoding.plain.noise import Noise, weights
 from superres.decoding.proposers.proposer import Context, Proposer
 from superres.interfaces import Sampler
 
@@ -245,8 +245,8 @@ def draw(probability: Tensor, uniform: Tensor) -> Tensor:
     sums = whole(probability).cumsum(-1)  # [B, N, V]
     place = (uniform.double() * sums[..., -1:].double()).long()
     tokens = torch.searchsorted(sums, place, right=True).squeeze(-1)
-    # NaN weights raise an error later (`superres.decoding.state.NanCheck`); until then every token
-    # must be in range.
+    # NaN weights raise an error later (`superres.decoding.plain.state.NanCheck`); until then every
+    # token must be in range.
     return tokens.clamp(max=probability.shape[-1] - 1)
 
 

@@ -1,25 +1,16 @@
-"""A model whose tokens are limited, so that the sums of groups of target tokens are in given
-ranges.
+"""A model on torch whose tokens are limited: see `superres.decoding.limits`.
 
-The limited model is p1 with the scores of all tokens outside the limits set to -inf, so criteria,
-sampling and reference decoders need no knowledge of the limits. The limits of a column depend on
-the tokens before it: the committed tokens and the proposals that the same step reads. The heads'
-proposals are limited in the same way. What a group is, and which sums it may have, is a task's
-knowledge: for pictures see `superres.tasks.consistency`.
-
-Limits are whole numbers below 2**24, so float32 holds them exactly.
+The limited model is p1 with the scores of all tokens outside the limits set to -inf. The limits of
+a column depend on the tokens before it: the committed tokens and the proposals that the same step
+reads. The heads' proposals are limited in the same way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from superres.decoding.limits import Limits
 from superres.decoding.proposers.proposer import RowTensors, StatefulSession, WrappedModel
 from superres.interfaces import (
     Sampler,
@@ -31,73 +22,21 @@ from superres.interfaces import (
     TreeSession,
 )
 
-# Bound of the tokens past the target's end; they are undefined, and have no limits
-UNLIMITED = 2**22
 
+class LimitTensors:
+    """Limits as tensors on a device; `columns` [T + 1, E] are those of `LimitedSession.record` that
+    hold the tokens at `earlier`, 0 for none."""
 
-@dataclass
-class Limits:
-    """Limits of a task as tensors; see `superres.tasks.consistency.CellLimits`."""
-
-    group: Tensor  # int64 [T + 1]; the last entry stands for positions past the end
-    # earlier positions of the group of each position, int64 [T + 1, E], in order; -1 where there
-    # are fewer
-    earlier: Tensor
-    low: Tensor  # int64 [V]
-    high: Tensor  # int64 [V]
-    tokens: Tensor  # 0..V-1
-    coarse: Tensor | None = None  # int64 [S]; see `CellLimits`
-
-    @classmethod
-    def of(cls, task: Any, device: torch.device) -> Limits:  # noqa: ANN401 -- arrays under the same names
-        """Copy the arrays of a task's limits to `device`."""
-        group, earlier, low, high = (
-            torch.from_numpy(getattr(task, name)).to(device)
-            for name in ("group", "earlier", "low", "high"))
-        group, earlier = F.pad(group, (0, 1), value=-1), F.pad(earlier, (0, 0, 0, 1), value=-1)
-        coarse = None if task.coarse is None else torch.from_numpy(task.coarse).to(device)
-        return cls(group, earlier, low, high, torch.arange(len(low), device=device), coarse)
-
-    @cached_property
-    def following(self) -> Tensor:
-        """Number of later positions of each position's group, int64 [T + 1]."""
-        return self.earlier.shape[1] - (self.earlier >= 0).sum(1)
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """Columns of `LimitedSession.record` that hold the tokens at `earlier`, int64 [T + 1, E]; 0
-        for none."""
-        return torch.where(self.earlier < 0, 0, self.earlier + 2)
+    def __init__(self, limits: Limits, device: torch.device) -> None:
+        self.limits = limits
+        self.group, self.earlier = (torch.from_numpy(part).to(device)
+                                    for part in (limits.group, limits.earlier))
+        self.columns = torch.where(self.earlier < 0, 0, self.earlier + 2)
+        self.tokens = torch.arange(limits.vocabulary, device=device)
 
     def bounds(self, source: Tensor) -> Tensor:
-        """Return bounds for source tokens [B, S], int64 [B, 2, T + 1].
-
-        The token at position t must be in [bounds[:, 0, t] - S, bounds[:, 1, t] - S], where S is
-        the sum of the earlier tokens of its group. Positions past the end, for which the last entry
-        stands, have no limits.
-        """
-        low, high = self._sums(source)
-        low = low[:, self.group] - (len(self.low) - 1) * self.following
-        bounds = torch.stack([low, high[:, self.group]], dim=1)
-        bounds[:, 0, -1], bounds[:, 1, -1] = -UNLIMITED, UNLIMITED
-        return bounds
-
-    def _sums(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest sum of the group of each source token, [B, S]
-        each."""
-        low, high = self.low[source], self.high[source]
-        if self.coarse is None:
-            return low, high
-        size, cells = self.earlier.shape[1] + 1, source.shape[1] // (int(self.coarse.max()) + 1)
-        totals = source.new_zeros(len(source), source.shape[1] // cells)
-        totals.index_add_(1, self.coarse, source)
-        # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is
-        # size * v.
-        least = (totals + cells // 2) // cells * cells * size - cells * size // 2 - size * totals
-        most = least + cells * size - 1
-        even = size * source
-        return (torch.maximum(low, even - (-least // cells)[:, self.coarse]),
-                torch.minimum(high, even + (most // cells)[:, self.coarse]))
+        """Return `Limits.bounds` of source tokens [B, S], int64 [B, 2, T + 1]."""
+        return torch.from_numpy(self.limits.bounds(source.cpu().numpy())).to(source.device)
 
     def masked(self, scores: Tensor, bounds: Tensor) -> Tensor:
         """Return the scores [B, N, V], with -inf for tokens outside `bounds` [B, 2, N].
@@ -113,7 +52,8 @@ class Limits:
 class LimitedProposals(Sampler):
     """Chooses the tokens of a block after its first, at offsets 1..N in order, within limits."""
 
-    def __init__(self, sampler: Sampler, limits: Limits, bounds: Tensor, same: Tensor) -> None:
+    def __init__(self, sampler: Sampler, limits: LimitTensors, bounds: Tensor,
+                 same: Tensor) -> None:
         """Choose by `sampler` from limited scores.
 
         `bounds` are the limits given the tokens up to the block's first, float32 [B, 2, N]. `same`
@@ -156,7 +96,7 @@ class LimitedProposals(Sampler):
 class LimitedSession(StatefulSession):
     """A session whose scores and proposals are limited: a `superres.interfaces.Session`."""
 
-    def __init__(self, session: Session, limits: Limits, bounds: Tensor) -> None:
+    def __init__(self, session: Session, limits: LimitTensors, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
         self.limits, self.bounds, self.length = limits, bounds, bounds.shape[2] - 1
         # [B, 2 + T + W]: tokens read so far; column p + 2 holds the token at position p, and column
@@ -200,7 +140,7 @@ class LimitedSession(StatefulSession):
         return self.session.propose(inner, index, first, offsets, limited)
 
 
-def unwrapped(session: object) -> tuple[object, Limits | None, Tensor | None]:
+def unwrapped(session: object) -> tuple[object, LimitTensors | None, Tensor | None]:
     """Return the session inside those that add the state of a proposer or limits, with its limits
     and bounds."""
     limits, bounds = None, None
@@ -220,11 +160,11 @@ class LimitedTreeSession(LimitedSession):
 
     session: TreeSession
 
-    def __init__(self, session: TreeSession, limits: Limits, bounds: Tensor) -> None:
+    def __init__(self, session: TreeSession, limits: LimitTensors, bounds: Tensor) -> None:
         super().__init__(session, limits, bounds)
         self.tree = session.tree
-        self.ancestors = self.tree.ancestors.to(bounds.device)
-        self.columns = self.tree.depth.to(bounds.device)
+        self.ancestors, self.columns = (torch.from_numpy(part).to(bounds.device)
+                                        for part in (self.tree.ancestors, self.tree.depth))
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
         output = self.session.step(tokens, position)
@@ -258,7 +198,7 @@ class LimitedModel(WrappedModel):
     def __init__(self, model: ScoringModel, limits: Limits) -> None:
         """Limit `model`, whose source tokens determine the sums of the groups."""
         super().__init__(model)
-        self.limits = limits
+        self.limits = LimitTensors(limits, model.device)
 
     def encode(self, source: Sources, padding: Tensor | None = None) -> Sources:
         if isinstance(source, tuple):

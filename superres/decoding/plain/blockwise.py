@@ -15,16 +15,16 @@ from torch import Tensor
 
 from superres.decoding.acceptance import possible
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.confidence import BlockCosts, ConfidentBlockSize, HeadConfidence
+from superres.decoding.confidence import BlockCosts, ConfidentBlockSize
+from superres.decoding.plain.confidence import HeadConfidence
+from superres.decoding.plain.sampling import CoupledSampler, Samplers
+from superres.decoding.plain.state import DecodeState, NanCheck
 from superres.decoding.proposers.proposer import Context
-from superres.decoding.sampling import CoupledSampler, Samplers
-from superres.decoding.state import DecodeState, NanCheck
-from superres.decoding.trace import trace_entry
-from superres.interfaces import Sampler, Session, Sources, StepOutput
+from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
 
 
 class PlainDecoder:
-    """The algorithm on torch: a `superres.interfaces.Decoder`, and the rows of every other decoder.
+    """The algorithm on torch: a `superres.interfaces.TensorDecoder`, and the rows of the others.
 
     An iteration reads nothing back from the device.
 
@@ -33,20 +33,21 @@ class PlainDecoder:
     """
 
     def __init__(
-        self, algorithm: Algorithm, session: Session, keys: Tensor, block_size: int,
-        confident: ConfidentBlockSize | None = None,
+        self, model: ScoringModel, algorithm: Algorithm, session: Session, keys: Tensor,
+        block_size: int, confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Prepare; the first iteration reads the start of every sequence and makes the first
         proposals.
 
         Args:
-            algorithm: the model, the options, the proposer and the criterion.
+            model: the model, with the algorithm's limits and the state of its proposer.
+            algorithm: the options, the proposer and the criterion.
             session: an empty session of the model, by `open_session`.
             keys: keys of the sampling noise, int64 [B].
             block_size: k, at most the session's width.
             confident: chooses the block size of every iteration; None leaves it to `block_size`.
         """
-        model, options = algorithm.model, algorithm.options
+        options = algorithm.options
         self.criterion, self.proposer = algorithm.criterion, algorithm.proposer
         self.min_block, self.end_token = options.min_block, model.end_token
         self.session, self.confident, self.keys = session, confident, keys.clone()
@@ -79,15 +80,18 @@ class PlainDecoder:
         self._sampler = sampler
 
     def advance(self, count: int) -> Tensor:
-        """See `superres.interfaces.Decoder.advance`; does one iteration."""
+        """See `superres.interfaces.TensorDecoder.advance`; does one iteration."""
         state, size = self.state, self.state.block_size
         block, accepted = self.iterate(state)
         state.starting = False
         if (self.confident is not None and self.head_confidence is not None and self.block_costs
             is not None):
             state.block_size = self.confident.choose(
-                self.head_confidence, state.proposals, state.missing(), self.block_costs)
-        return trace_entry(state.position - accepted, block[:, :size], accepted).unsqueeze(0)
+                self.head_confidence.passed(self.confident), state.proposals.numpy(),
+                state.missing().numpy(), self.block_costs)
+        # int64 [1, B, 2 + k]: position (-1 at the start), accepted tokens, proposals
+        return torch.cat([(state.position - accepted).unsqueeze(1), accepted.unsqueeze(1),
+                          block[:, :size]], dim=1).unsqueeze(0)
 
     def iterate(self, state: DecodeState) -> tuple[Tensor, Tensor]:
         """Do one iteration; return the block that it verified [B, W], and how many tokens of it
@@ -188,7 +192,8 @@ class PlainDecoder:
         self.state.shrink(rows)
         self.nan_check.shrink(rows)
         if (costs := self.block_costs) is not None:
-            self.block_costs = replace(costs, sizes=costs.sizes[rows], rate=costs.rate[rows])
+            kept = rows.numpy()
+            self.block_costs = replace(costs, sizes=costs.sizes[kept], rate=costs.rate[kept])
         before, self._sampler = self._sampler, None
         if before is not None:
             self.sampler.inherit(before, rows)
@@ -212,14 +217,14 @@ class PlainDecoder:
         return None if self.end_token is None else self.session.longest
 
     @classmethod
-    def open_session(cls, algorithm: Algorithm, source: Sources, block_size: int,
-                     padding: Tensor | None = None) -> Session:
+    def open_session(cls, model: ScoringModel, algorithm: Algorithm, source: Sources,
+                     block_size: int) -> Session:
         """Make an empty session for blocks of `block_size`; its steps are as wide, or of the
         algorithm's width.
 
         Raises ConfigError if the decoder does not support a width.
         """
-        return algorithm.model.session(source, algorithm.width or block_size, padding)
+        return model.session(source, algorithm.width or block_size)
 
 
 def at_column(scores: Tensor, index: Tensor) -> Tensor:

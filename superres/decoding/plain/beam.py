@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from superres.config import BeamConfig
-from superres.decoding.state import NanCheck
+from superres.decoding.plain.state import NanCheck
 from superres.errors import ConfigError
 from superres.interfaces import ScoringModel, Session
-from superres.system.machine import TorchThreads
 from superres.system.precision import float32_products
+from superres.system.torch_threads import TorchThreads
 
 
 @dataclass

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from superres.decoding.sampling import draw
+from superres.decoding.plain.sampling import draw
 
 
 def without(p: Tensor, tokens: Tensor, rejected: Tensor) -> Tensor:

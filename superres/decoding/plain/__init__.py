@@ -1,0 +1,1 @@
+"""The iteration on torch: engines whose steps are tensors, and what an iteration consists of."""

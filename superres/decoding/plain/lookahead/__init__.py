@@ -1,0 +1,1 @@
+"""Lookahead decoding (Fu et al. 2024) on torch."""
