@@ -7,7 +7,7 @@ import logging
 import re
 from collections import UserDict
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from superres.errors import ConfigError, plain, shown
@@ -16,11 +16,8 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
-
-@functools.cache
-def _installed() -> EntryPoints:
-    """Return the entry points of all installed packages, whose lists are read once."""
-    return entry_points()
+_installed = functools.cache(lambda: entry_points())
+"""The entry points of all installed packages, whose lists are read once for all groups."""
 
 
 @functools.cache
