@@ -22,8 +22,8 @@ from cost_model import (
 from decodes import decode
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
-from timed_variants import loop_of
 from tests.proofs.test_speculative import VERIFIER, MarkovModel, speculative
+from timed_variants import loop_of
 
 RATES = st.floats(0, 1)
 

@@ -231,7 +231,8 @@ class MarkovTree(MarkovSession):
     tree: Tree = None
 
     def step(self, tokens, position):
-        place, scored = position.unsqueeze(1) + torch.from_numpy(self.tree.depth), slice(self.tree.scored)
+        place, scored = (position.unsqueeze(1) + torch.from_numpy(self.tree.depth),
+                         slice(self.tree.scored))
         read = torch.where(place > 0, tokens, VOCABULARY)[:, scored]
         return StepOutput(self.model.table[read], None)
 
