@@ -299,17 +299,20 @@ def _filled_memory():
     """Fill new memory: a value that is read before it is written then changes a result, or is no
     address."""
     empty, within = torch.empty, arrays._within
-    whole = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 255}
+    whole = {"int64": 2**40, "int32": 2**30, "uint16": 2**16 - 1, "uint8": 255}
+
+    def value(dtype):
+        name = str(dtype).removeprefix("torch.")
+        return np.nan if name.startswith("float") else whole[name]
 
     def filled(*shape, **options):
         tensor = empty(*shape, **options)
-        return tensor.fill_(torch.nan if tensor.is_floating_point() else whole[tensor.dtype])
+        return tensor.fill_(value(tensor.dtype))
 
     def filled_array(allocate, shape, dtype):
         array = within(allocate, shape, dtype)
-        if allocate is np.empty and array.size:
-            array.fill(np.nan if array.dtype.kind == "f"
-                       else whole[torch.from_numpy(array).dtype])
+        if allocate is np.empty:
+            array.fill(value(dtype))
         return array
 
     with pytest.MonkeyPatch.context() as patch:

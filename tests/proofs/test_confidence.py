@@ -272,7 +272,7 @@ def test_the_fit_finds_the_coefficients_that_made_the_verdicts(seed, offset, exp
 def test_verified_proposals_are_those_of_the_trace():
     network, source = (random_model(ORDINAL["sequential heads"], dtype=torch.float32),
                        random_tokens(SMALL, 3)[0])
-    found = verified_proposals(network, source)
+    found = verified_proposals(network, source.numpy())
     expected = [[] for _ in range(3)]
     for row, trace in enumerate(decode(StepModel(network), source, DecodeConfig()).traces):
         for position, count, block in zip(trace.positions, trace.accepted, trace.proposed,
@@ -287,12 +287,12 @@ def test_verified_proposals_are_those_of_the_trace():
 def test_verified_proposals_of_text_end_with_the_end_token():
     network, count = random_model(TEXT["recurrent heads"], dtype=torch.float32), 6
     source = random_tokens(TEXT["recurrent heads"], count)[0]
-    found = verified_proposals(network, source, end_token=END)
+    found = verified_proposals(network, source.numpy(), end_token=END)
     for row, trace in enumerate(decode(StepModel(network, END), source, DecodeConfig()).traces):
         expected = [i < kept for kept in trace.accepted[:-1] for i in range(1,
                                                                             min(kept + 1, HEADS))]
         assert found.of(found.row == row).accepted.tolist() == expected
-    coefficients, report = calibrate(network, source, end_token=END)
+    coefficients, report = calibrate(network, source.numpy(), end_token=END)
     assert report["offset"] == coefficients.offset
     assert 0 <= report["calibration_error"] <= 1
 
@@ -316,7 +316,7 @@ def test_rows_do_not_end_while_their_cost_is_measured(kind, monkeypatch):
 
 
 def test_networks_with_other_heads_are_not_calibrated():
-    source = random_tokens(SMALL, 2)[0]
+    source = random_tokens(SMALL, 2)[0].numpy()
     for config, rows in ((VARIANTS["plain"], 2), (VARIANTS["base aids"], 2),
                          (ORDINAL["base aids"], 1)):
         assert calibrate(random_model(config, dtype=torch.float32), source[:rows]) == (None, None)
