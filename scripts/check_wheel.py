@@ -1,13 +1,14 @@
-"""Check a wheel of this system's platform in an empty environment, outside the repository; no
-compiler is on its path.
+"""Check a wheel of this system's platform in an empty environment, outside the repository, without
+a compiler and without torch.
 
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant of its machine and of WebAssembly, upscale a face with the engine
-`native` to the pixels that this repository gives, write the page for browsers with its own modules,
-and serve the web demo with its examples. Dependencies such as torch and Gradio are those of the
-Python that runs this script; superres is the wheel's.
+The wheel must have every variant of its machine and of WebAssembly, run README's commands on a face,
+a photo and a sentence, upscale the face with the engine `native` to the pixels that this repository
+gives, write the page for browsers with its own modules, and serve the web demo with its examples.
+superres is the wheel's. Its dependencies, those of the extras ui and text included, are those of
+the Python that runs this script, and no other package of it is there.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ import sys
 import sysconfig
 import threading
 import urllib.request
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from packaging.requirements import Requirement
 from PIL import Image, ImageChops
 
 from build_native import PLATFORMS, load_variants
 
 SERVE_SECONDS = 300.0
 """Longest wait for the web demo."""
+EXTRAS = "ui", "text"
+ABSENT = "torch", "torchvision", "triton", "psutil", "ziglang"
+"""Packages that the environment must not have."""
 FACE = Path(__file__).parent / "faces" / "face-1.png"
+PHOTO = Path(__file__).parent / "photos" / "Grace-Hopper.jpg"
 
 
 def check_contents(wheel: Path) -> None:
@@ -56,11 +64,37 @@ def install(wheel: Path, folder: Path) -> Path:
     commands = folder / ("Scripts" if sys.platform == "win32" else "bin")
     words = "--python", folder, "install", "--quiet", "--no-deps", wheel.resolve()
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-    # A folder named in a .pth file serves imports, but its own .pth files, such as an editable
-    # superres, are not read.
-    packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-    Path(packages, "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder),
+                                                        "platbase": str(folder)}))
+    [own] = packages.glob("superres-*.dist-info")
+    for needed in dependencies(Distribution.at(own), EXTRAS):
+        names = {path.parts[0] for path in needed.files or ()} - {"..", "__pycache__"}
+        for name in names:  # packages of one namespace share a folder
+            if not (packages / name).exists():
+                (packages / name).symlink_to(needed.locate_file(name))
+    lacking = f"import importlib.util as u; print(*filter(u.find_spec, {ABSENT}))"
+    found = subprocess.run([commands / "python", "-c", lacking], check=True, capture_output=True,
+                           text=True).stdout.strip()
+    if found:
+        raise SystemExit(f"{wheel.name} with its extras {', '.join(EXTRAS)} brings {found}")
     return commands
+
+
+def dependencies(wanted: Distribution, extras: Sequence[str]) -> list[Distribution]:
+    """Return the distributions that one needs with its extras, and those that these need."""
+    found: dict[str, Distribution] = {}
+    waiting = [(wanted, extra) for extra in ("", *extras)]
+    done = set()
+    while waiting:
+        needing, extra = waiting.pop()
+        for requirement in map(Requirement, needing.requires or ()):
+            marked = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            for further in ("", *requirement.extras) if marked else ():
+                if (requirement.name, further) not in done:
+                    done.add((requirement.name, further))
+                    found[requirement.name] = distribution(requirement.name)
+                    waiting.append((found[requirement.name], further))
+    return [*found.values()]
 
 
 def upscale(words: list[str], folder: Path, environment: dict[str, str]) -> Image.Image:
@@ -69,6 +103,20 @@ def upscale(words: list[str], folder: Path, environment: dict[str, str]) -> Imag
     subprocess.run([*words, "upscale", FACE.resolve(), "--engine", "native", "--output", folder],
                    cwd=folder.parent, env=environment, check=True)
     return Image.open(folder / FACE.name)
+
+
+def run_readme(words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Upscale a photo, finished and as a sheet, and translate a sentence, in an empty folder."""
+    folder.mkdir()
+    for line in (["upscale", PHOTO.resolve()], ["upscale", PHOTO.resolve(), "--sheet", "--finish",
+                                                "mean"]):
+        subprocess.run([*words, *line], cwd=folder, env=environment, check=True)
+    if len([*folder.glob("Grace-Hopper*")]) != 2:
+        raise SystemExit("a photo became no picture and sheet")
+    sentence = subprocess.run([*words, "translate", "A man plays the guitar."], cwd=folder,
+                              env=environment, check=True, capture_output=True, text=True).stdout
+    if "Gitarre" not in sentence:
+        raise SystemExit(f"the translation of a guitar is {sentence!r}")
 
 
 def export(words: list[str], folder: Path, environment: dict[str, str], wheel: Path) -> None:
@@ -118,10 +166,7 @@ def main() -> None:
                               capture_output=True)
         found = json.loads(text.stdout)
         print(text.stdout.decode())
-        # The dependencies may have ziglang: then, only the path tells that nothing was compiled.
-        compilers = "none", "the package ziglang"
-        if found["compiler"] not in compilers or str(commands.parent) not in found.get("library",
-                                                                                       ""):
+        if found["compiler"] != "none" or str(commands.parent) not in found.get("library", ""):
             raise SystemExit("the environment is not empty: it must have no compiler, and load the "
                              "wheel's library")
         installed = upscale(words, folder / "installed", environment)
@@ -129,6 +174,7 @@ def main() -> None:
         here = upscale(own, folder / "here", dict(os.environ))
         if ImageChops.difference(installed, here).getbbox():
             raise SystemExit("the wheel gives other pixels than this repository")
+        run_readme(words, folder / "readme", environment)
         export(words, folder / "page", environment, wheel)
         serve(words, folder, environment)
         print(f"{wheel.name}: {installed.size[0]}x{installed.size[1]} pixels, those that this "

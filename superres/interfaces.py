@@ -81,7 +81,7 @@ class Decoder(Protocol):
         """Propose blocks of `block_size`, at most the width that the decoder was made with, from
         the end of the next iteration on; steps become as wide."""
 
-    def replace(self, rows: Int64, encoded: Encoded, keys: Int64) -> None:
+    def replace(self, rows: Int64, encoded: Any, keys: Int64) -> None:  # noqa: ANN401 -- the engine's own `Encoded`
         """Begin the sequences of `encoded` in `rows` [R], each of which occurs once; `keys` [R] are
         those of the sampling noise."""
 
@@ -107,18 +107,24 @@ class Engine(Protocol):
     """What computes with one network on one device, and decodes with it."""
 
     name: str  # as in `superres.config.ENGINE_NAMES`
-    device: str  # "cpu" or "cuda"
     adaptive: bool
     """Whether wider steps cost so much more that block sizes are chosen by their cost."""
     confident: bool
     """Whether the heads' confidence can choose the block size of every iteration."""
     costs: CostRecord  # of decoding on this class of processors, by which block sizes are chosen
-    network: Network
     peers: Any  # the processes that divide the columns of a step; None for a single process
     vocabulary: int  # V
     length: int  # T, the largest number of target tokens
     prediction_heads: int  # K, the number of heads p1..pK
     end_token: int | None  # token that ends a sequence early; None if all sequences have length T
+
+    @property
+    def device(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+
+    @property
+    def network(self) -> Network:
+        """The network as data."""
 
     @property
     def code(self) -> str:
@@ -141,11 +147,11 @@ class Engine(Protocol):
         """Encode sources [B, S], with what the algorithm's limits and proposer need of them;
         `padding` [B, S] is True at padding."""
 
-    def joined(self, parts: Sequence[Encoded]) -> Encoded:
+    def joined(self, parts: Sequence[Any]) -> Encoded:
         """Return the sources of all parts, which have the same S."""
 
     def start(
-        self, encoded: Encoded, keys: Int64, algorithm: Any,  # noqa: ANN401 -- as above
+        self, encoded: Any, keys: Int64, algorithm: Any,  # noqa: ANN401 -- as above, and its own `Encoded`
         block_size: int, confident: Any = None,  # noqa: ANN401 -- `superres.decoding.confidence.ConfidentBlockSize`
     ) -> Decoder:
         """Begin the sequences of `encoded` in rows of their own, in blocks of `block_size`.
@@ -173,7 +179,7 @@ class Engine(Protocol):
         on fewer.
         """
 
-    def on_torch(self) -> ScoringModel:
+    def on_torch(self) -> EngineModel:
         """Return the engine as a model whose sessions read and return tensors."""
 
 
@@ -353,13 +359,10 @@ class ScoringModel(Protocol):
     prediction_heads: int  # K, the number of heads p1..pK
     end_token: int | None  # Token that ends a sequence early; None if all sequences have length T
     own_threads: bool  # Whether its steps use threads of their own; torch then uses a single thread
-    device: torch.device
-    engine: str  # the name of its engine
-    adaptive: bool  # as for `Engine`
-    costs: CostRecord  # as for `Engine`
-    network: Network
-    code: str  # as for `Engine`
-    variant: str  # as for `Engine`
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
 
     @property
     def peers(self) -> Any:  # noqa: ANN401 -- `superres.decoding.plain.lookahead.peers.Peers`
@@ -387,12 +390,33 @@ class ScoringModel(Protocol):
         """Return a faster decoder that takes over the rows of `plain`, or None if it does not
         support them."""
 
+    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
+        """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads
+        may read the next."""
+
+
+class EngineModel(ScoringModel, Protocol):
+    """A model on torch that an engine wraps; `engine` is the engine's name. See `Engine` for the
+    others."""
+
+    engine: str
+    adaptive: bool
+    costs: CostRecord
+
+    @property
+    def network(self) -> Network:
+        """See `Engine.network`."""
+
+    @property
+    def code(self) -> str:
+        """See `Engine.code`."""
+
+    @property
+    def variant(self) -> str:
+        """See `Engine.variant`."""
+
     def likelihood(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `Engine.likelihood`."""
 
     def row_bytes(self, width: int, by_heads: bool) -> int:
         """See `Engine.row_bytes`."""
-
-    def uncached_scores(self, source: Tensor, target: Tensor, position: Tensor) -> Tensor:
-        """Return p1..pK's scores [B, K, V] after `position` [B] tokens of `target` [B, T]; heads
-        may read the next."""

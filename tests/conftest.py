@@ -48,6 +48,7 @@ MARKED = {
         "decoding/test_speculative*", "evaluation/test_benchmark.py", "evaluation/test_table*",
         "evaluation/test_tuning.py", "nn/test_tree*", "pipeline/test_bundled*",
         "pipeline/test_export.py", "pipeline/test_translator.py", "project/test_docs.py",
+        "project/test_without_torch.py",
         "scripts/test_[cdfsw]*", "survey/*", "system/test_signals.py", "system/test_threads.py",
         "tasks/test_sizes.py", "training/test_stages.py", "training/test_t*", "web/*"],
 }

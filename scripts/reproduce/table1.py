@@ -143,7 +143,7 @@ def rows(
                              test, one, single, 1))
 
     def widest(folder: Path) -> Cell:
-        translator = Translator.load(folder, str(next(iter(translators.values())).device))
+        translator = Translator.load(folder, next(iter(translators.values())).device)
         options = {"exact": DecodeConfig(block_size=translator.model_config.prediction_heads)}
         decoded = decode_text(dev.source[:CURVE_SENTENCES], translator, options, batch_size)
         return {"exact": decoded["exact"].statistics()[ACCEPTED]}

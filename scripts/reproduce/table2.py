@@ -104,7 +104,7 @@ def rows(pairs: FacePairs, upscalers: Mapping[str, Upscaler], ladder: Path,
                                  pairs, one, ways, batch_size))
 
     def widest(folder: Path) -> Cell:
-        upscaler = Upscaler.load(folder, str(next(iter(upscalers.values())).device))
+        upscaler = Upscaler.load(folder, next(iter(upscalers.values())).device)
         ways = {name: dataclasses.replace(options,
                                               block_size=upscaler.model_config.prediction_heads)
                     for name, options in (("exact", EXACT), ("approximate", APPROXIMATE))}

@@ -73,7 +73,7 @@ def table1(
     first = next(iter(translators.values()))
     dev = read_pairs(data, first.languages, limit)
     tested = None if test is None else read_pairs(test, first.languages, limit)
-    conditions = text.conditions(dev, tested, batch_size, str(first.device)) | ({"quick": True}
+    conditions = text.conditions(dev, tested, batch_size, first.device) | ({"quick": True}
                                                                                 if is_quick else {})
     table = Table("table1", output, conditions, first.device)
     table.measure(text.rows(dev, tested, translators, ladder, batch_size))
@@ -95,7 +95,7 @@ def table2(
                  folder in read_ladder(ladder, pictures.CHECKPOINTS).items()}
     first = next(iter(upscalers.values()))
     pairs = read_faces(data, first.face_task, "valid", limit)
-    conditions = pictures.conditions(pairs, batch_size, str(first.device)) | ({"quick": True}
+    conditions = pictures.conditions(pairs, batch_size, first.device) | ({"quick": True}
                                                                               if is_quick else {})
     table = Table("table2", output, conditions, first.device)
     table.measure(pictures.rows(pairs, upscalers, ladder, batch_size))

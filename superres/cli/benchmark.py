@@ -117,7 +117,7 @@ def _measure(
     if output is not None:
         prepare_folder(output)
     work = load(SOURCES if given is None else max(given))
-    kind = work.pipeline.device.type
+    kind = work.pipeline.device
     from superres.evaluation.benchmark import benchmark_markdown, run_benchmark, write_benchmark
     from superres.evaluation.timing import require_idle
 

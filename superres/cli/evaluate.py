@@ -167,7 +167,7 @@ def text(
                       translator.model_config.prediction_heads)
     pairs = read_pairs(data, translator.languages, limit)
     report = evaluate_text(pairs, translator, decode, batch_size, greedy, search)
-    show({**report, "device": translator.device.type}, report_lines(report), as_json)
+    show({**report, "device": translator.device}, report_lines(report), as_json)
 
 
 def calibrate(
@@ -199,7 +199,7 @@ def calibrate(
     if save:
         save_entries(folder, {RELIABILITY: found.to_dict()})
     saved = str(folder) if save else None
-    show({**report, "device": upscaler.device.type, "saved": saved}, mask_text(report), as_json)
+    show({**report, "device": upscaler.device, "saved": saved}, mask_text(report), as_json)
     if not as_json:
         say("not saved" if saved is None else f"saved in {folder}")
 

@@ -152,7 +152,8 @@ def decode(
     from superres.pipeline.auto import checkpoint_task
     from superres.pipeline.choose import fastest_exact
     from superres.tasks import translation
-    from superres.tasks.face_data import read_faces, require_faces
+    from superres.tasks.face_data import read_faces
+    from superres.tasks.face_paths import require_faces
     from superres.training.distillation import decode_own_faces, translate_pairs
 
     check_folder(output)

@@ -68,7 +68,7 @@ def tune(
         save_costs_of(pipeline.engine, pipeline.scoring.variant, target, [*records.values()])
     report: dict[str, Any] = {"engine": pipeline.engine, "variant": pipeline.scoring.variant,
                               "costs": {name: record.to_dict() for name, record in records.items()},
-                              "device": pipeline.device.type,
+                              "device": pipeline.device,
                               "saved": None if target is None else str(target)}
     if not as_json:
         echo(costs_table(records), err=True)
@@ -135,7 +135,7 @@ def _search(
         confidence, calibration = calibrate_faces(pipeline, pairs)
         report, table, fastest = tune_faces(pairs, pipeline, bound, given["batch_size"])
     if target is not None:
-        save_default(target, pipeline.device.type, fastest, confidence)
+        save_default(target, pipeline.device, fastest, confidence)
     if not given["as_json"]:
         lines = [table, *([] if calibration is None else [confidence_line(calibration)]),
                  f"fastest for {report['checkpoint']}: {label(fastest)}"]

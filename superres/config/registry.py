@@ -8,8 +8,8 @@ import logging
 import re
 from collections import UserDict
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import TypeVar
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
 
 from superres.errors import ConfigError, plain, shown
 
@@ -19,7 +19,7 @@ PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @functools.cache
-def _installed() -> EntryPoints:
+def _installed() -> Any:  # noqa: ANN401 -- its type differs between versions
     """Return the entry points of all installed packages, whose lists are read once."""
     return entry_points()
 

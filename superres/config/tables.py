@@ -60,7 +60,7 @@ def position_signal(shape: tuple[int, ...], width: int) -> Float32:
     in the paper; text gets a 1-D signal.
     """
     if len(shape) == 1:
-        return sinusoid(shape[0], width).copy()
+        return np.array(sinusoid(shape[0], width))
     rows, row_length = shape[0], math.prod(shape[1:])
     down, across = sinusoid(rows, width // 2), sinusoid(row_length, width // 2)
     return np.hstack([np.repeat(down, row_length, axis=0), np.tile(across, (rows, 1))])

@@ -13,14 +13,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from superres.config import DecodeConfig, require
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import run_from
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
+from superres.decoding.plain.sampling import GREEDY
 from superres.evaluation.timing import Timer, peak_bytes
 from superres.evaluation.workload import Report, Run, Workload, block_sizes
 from superres.system.machine import machine
@@ -57,25 +59,25 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
 
     A kernel that does whole iterations has no parts that could be timed by themselves.
     """
-    scoring, device = work.pipeline.scoring, work.pipeline.device
-    tokens = torch.full((batch, width), 128, device=device)
-    position = torch.full((batch,), work.position, device=device)
-    session = scoring.session(work.source(batch), width)
-    loop = BlockwiseLoop(Algorithm(scoring, DecodeConfig()), session,
-                         torch.arange(batch, device=device), width)
+    source, algorithm = work.source(batch), Algorithm(work.pipeline.scoring, DecodeConfig())
+    encoded = algorithm.engine.encode(source, None, algorithm)
+    loop = Loop(algorithm.engine.start(encoded, np.arange(batch), algorithm, width))
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}
 
     # a step and its parts, and the heads' proposals after it
+    model = work.pipeline.scoring.on_torch()
+    session: Any = model.session(torch.from_numpy(source).to(model.device), width)
+    tokens = torch.full((batch, width), 128, device=model.device)
+    position = torch.full((batch,), work.position, device=model.device)
     step = timer.median(lambda: session.step(tokens, position))
     parts = session.part_seconds(tokens, position, timer.repeats)
     heads = 0.0
     if width > 1:
-        output, offsets = session.step(tokens, position), torch.arange(1, width, device=device)
-        index = torch.zeros_like(position)
-        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets,
-                                                     loop.plain.sampler))
+        output, index = session.step(tokens, position), torch.zeros_like(position)
+        offsets = torch.arange(1, width, device=model.device)
+        heads = timer.median(lambda: session.propose(output, index, tokens[:, 0], offsets, GREEDY))
     return {"step": step, **{f"part_{name}": value for name, value in parts.items()},
             "heads": heads, "iteration": iteration,
             "acceptance": max(iteration - step - heads, 0.0)}
@@ -140,7 +142,7 @@ def run_benchmark(
             f"{batches}")
     require(repeats >= 1, f"--repeats must be at least 1, not {repeats}")
     end, device = time.monotonic() + seconds, work.pipeline.device
-    timer = timer or (Timer(device) if device.type == "cpu" else Timer(device, 5, 1))
+    timer = timer or (Timer(device) if device == "cpu" else Timer(device, 5, 1))
     say("measuring the peak memory")
     # First, and in rising order: a larger peak would hide the peaks of decoding.
     memory = {str(batch): peak_bytes(device, functools.partial(work.decode, DecodeConfig(), batch))
@@ -158,14 +160,14 @@ def run_record(work: Workload) -> Report:
     """Return the entries of a report that identify checkpoint, its number of weights, engine and
     machine.
 
-    `code` is the engine with the variant of its compiled code, as in `StepModel.code`.
+    `code` is the engine with the variant of its compiled code, as in `Engine.code`.
     """
     pipeline = work.pipeline
     return {"task": pipeline.task, "unit": work.unit, "machine": machine(pipeline.device),
             "checkpoint": f"{pipeline.name}@{pipeline.revision}",
-            "weights": sum(weight.numel() for weight in pipeline.model.parameters()),
+            "weights": sum(array.size for array in pipeline.network.arrays.values()),
             "engine": pipeline.engine, "code": pipeline.scoring.code,
-            "device": str(pipeline.device)}
+            "device": pipeline.device}
 
 
 def run_text(report: Report) -> str:

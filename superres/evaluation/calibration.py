@@ -13,8 +13,11 @@ from scipy.stats import rankdata
 from superres.config import Confidence, DecodeConfig
 from superres.config.decode_settings import LARGEST_COEFFICIENT
 from superres.decoding.algorithm import Algorithm
-from superres.decoding.confidence import HeadConfidence, passing, passing_by_odds
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.confidence import passing, passing_by_odds
+from superres.decoding.loop import Loop
+from superres.decoding.plain.confidence import HeadConfidence
+from superres.decoding.plain.engine import PlainEngine
+from superres.interfaces import Bool, Int64
 from superres.nn.heads import RecurrentHeads
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
@@ -67,7 +70,7 @@ class VerifiedProposals:
 
 @torch.inference_mode()
 def verified_proposals(
-    model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None,
+    model: EncoderDecoder, source: Int64, padding: Bool | None = None,
     end_token: int | None = None,
 ) -> VerifiedProposals | None:
     """Decode source tokens [B, S] exactly with all heads, and return the proposals that were
@@ -79,24 +82,25 @@ def verified_proposals(
         None if the network has heads that are neither ordinal nor recurrent, or no free choice of
         its proposals.
     """
-    engine, count = StepModel(model, end_token), model.config.prediction_heads
+    engine, count = PlainEngine(StepModel(model, end_token)), model.config.prediction_heads
     ordinal = model.config.ordinal_output and not model.config.free_scores
     if count == 1 or not (ordinal or isinstance(model.heads, RecurrentHeads)):
         return None
-    rows = torch.arange(len(source), device=source.device)
-    loop = BlockwiseLoop(Algorithm(engine, DecodeConfig()), engine.session(source, count, padding),
-                         rows, count)
+    algorithm = Algorithm(engine, DecodeConfig())
+    decoder = engine.start(engine.encode(source, padding, algorithm), np.arange(len(source)),
+                           algorithm, count)
+    loop, plain = Loop(decoder), decoder.plain
     parts, offset = [], np.arange(1, count)
     while not loop.done():
-        heads = loop.plain.head_confidence
-        loop.plain.head_confidence = HeadConfidence(loop.plain.sampler)
+        heads = plain.head_confidence
+        plain.head_confidence = HeadConfidence(plain.sampler)
         loop.run(1)
         if heads is None:
             continue
         seen = heads.seen or (torch.cat(heads.log_odds, dim=1),)
         _, accepted, _ = loop.recorder.since(len(loop.recorder) - 1)
         # [B, K - 1]
-        reached = (offset <= accepted.T) & (loop.plain.state.missing().cpu().numpy()[:, None] > 0)
+        reached = (offset <= accepted.T) & (plain.state.missing().cpu().numpy()[:, None] > 0)
         row = np.broadcast_to(np.arange(len(source))[:, None], reached.shape)
         parts.append(np.stack([row, offset < accepted.T,
                                *(part.cpu().double().numpy() for part in seen)])[:, reached])
@@ -143,7 +147,7 @@ def calibration_error(chance: np.ndarray, accepted: np.ndarray) -> float:
 
 
 def calibrate(
-    model: EncoderDecoder, source: torch.Tensor, padding: torch.Tensor | None = None,
+    model: EncoderDecoder, source: Int64, padding: Bool | None = None,
     end_token: int | None = None,
 ) -> Calibration:
     """Fit the coefficients on every other source, and report on the rest; (None, None) if `model`
@@ -174,8 +178,7 @@ def calibrate_faces(upscaler: Upscaler, pairs: FacePairs) -> Calibration:
 def calibrate_text(translator: Translator, pairs: TextPairs) -> Calibration:
     """Calibrate a pipeline on the first sentences as `calibrate_faces`; InvalidInputError if one is
     too long."""
-    source = torch.from_numpy(translator.codec.encode(pairs.source[:SENTENCES])).to(
-        translator.device)
+    source = translator.codec.encode(pairs.source[:SENTENCES])
     found = calibrate(translator.model, source, source == translation.PADDING, translation.END)
     translator.block_sizes.confidence = found[0] or translator.block_sizes.confidence
     return found

@@ -3,6 +3,7 @@ everyday scenes."""
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +31,27 @@ SENTENCES = (
 )
 
 
+def astronaut() -> Pixels:
+    """Return scikit-image's photograph of the astronaut, uint8 [512, 512, 3]; the package's own
+    function imports scipy."""
+    with as_file(files("skimage") / "data" / "astronaut.png") as path:
+        return read_image(path)
+
+
 def photographs(folder: Path) -> dict[str, Pixels]:
     """Return photographs of people by name, uint8 [H, W, 3]: scikit-image's astronaut, then the
     .jpg in `folder`.
 
     `scripts/photos/README.md` has the rule by which they are chosen, and their licences.
     """
-    from skimage.data import astronaut  # slow to import
-
-    files = sorted(folder.glob("*.jpg"))
-    return {"astronaut": astronaut(), **{path.stem: read_image(path) for path in files}}  # type: ignore[no-untyped-call]
+    found = sorted(folder.glob("*.jpg"))
+    return {"astronaut": astronaut(), **{path.stem: read_image(path) for path in found}}
 
 
 def example_sources(count: int, task: FaceTask) -> Pixels:
     """Return inputs, uint8 [count, source, source, 3]: crops around the astronaut's face at 16
     vertical offsets."""
-    from skimage.data import astronaut  # slow to import
-
-    picture: Pixels = astronaut()  # type: ignore[no-untyped-call]
+    picture = astronaut()
     crops = [picture[16 + 2 * number % 32 : 186 + 2 * number % 32, 140:310]
              for number in range(count)]
     return np.stack([task.source_of(crop) for crop in crops])

@@ -10,17 +10,17 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from superres.config import MOST_THREADS, CostRecord, DecodeConfig, StepCosts
+from superres.decoding.algorithm import Algorithm
 from superres.decoding.cost import TIMED, measured_costs
 from superres.evaluation.timing import Timer
-from superres.native.model import NativeModel
-from superres.nn.torch_model import StepModel
+from superres.interfaces import Engine, Int64
+from superres.native.engine import NativeEngine
 from superres.pipeline.pipeline import Pipeline
 from superres.pipeline.upscaler import Upscaler
-from superres.system.machine import cpu_name
+from superres.system.machine import machine
 from superres.system.output import markdown_table, number_text
 from superres.system.progress import Progress
 from superres.system.threads import most_threads, usable_cores
@@ -70,9 +70,8 @@ def record_costs(pipeline: Pipeline) -> CostRecord:
             found[str(rows)] = costs = _costs_of(pipeline, rows)
             if costs.blocks[-1] > LONG:
                 break
-    device = pipeline.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-    return record_of(pipeline, found, name, usable_cores())
+    here = machine(pipeline.device)
+    return record_of(pipeline, found, here["gpu"] or here["cpu"], usable_cores())
 
 
 def record_of(pipeline: Pipeline, batches: dict[str, StepCosts], processor: str,
@@ -88,18 +87,18 @@ def _costs_of(pipeline: Pipeline, rows: int) -> StepCosts:
 
     Batches of text are decoded side by side, on one thread each, and have the costs of one thread.
     """
-    source, model = _sources(pipeline, rows), copy.copy(pipeline.scoring)
+    source, engine = _sources(pipeline, rows), copy.copy(pipeline.scoring)
     plan = StepCosts((1.0,), 1.0, threads=1, alone_threads=1, together=TOGETHER[0])
-    if isinstance(model, NativeModel):
-        plan = _fastest_plan(model, source, plan, rows > 1 and pipeline.end_token is not None)
-    found = _measured(model, source, plan)
+    if isinstance(engine, NativeEngine):
+        plan = _fastest_plan(engine, source, plan, rows > 1 and pipeline.end_token is not None)
+    found = _measured(engine, source, plan)
     if pipeline.end_token is None:
         return found.rounded()
-    start = _opening(model, source, model.prediction_heads) - _opening(model, source, 1)
+    start = _opening(engine, source, engine.prediction_heads) - _opening(engine, source, 1)
     return dataclasses.replace(found, start=rows * SENTENCE_COST + max(1e6 * start, 0.0)).rounded()
 
 
-def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts,
+def _fastest_plan(engine: NativeEngine, source: Int64, plan: StepCosts,
                   on_one_thread: bool) -> StepCosts:
     """Return `plan` with the numbers of threads, of columns per thread and of rows together that
     are the fastest."""
@@ -108,20 +107,21 @@ def _fastest_plan(model: NativeModel, source: Tensor, plan: StepCosts,
         {2**power for power in range(1, (most - 1).bit_length())} | {most} - {1}
     )
     change = partial(dataclasses.replace, plan)
-    plan = _fastest(model, source, [plan, *(change(alone_threads=number) for number in numbers)], 1)
+    plan = _fastest(engine, source, [plan, *(change(alone_threads=number) for number in numbers)],
+                    1)
     shared = [columns for columns in LEAST_COLUMNS if rows == 1 and 2 * columns
-              <= model.prediction_heads]
+              <= engine.prediction_heads]
     change = partial(dataclasses.replace, plan)
-    plan = _fastest(model, source, [plan, *(change(threads=number, least_columns=columns)
+    plan = _fastest(engine, source, [plan, *(change(threads=number, least_columns=columns)
                                             for number in numbers for columns in shared
                                             or [LEAST_COLUMNS[1]])])
     change, share = partial(dataclasses.replace, plan), -(-rows // plan.threads)
-    return _fastest(model, source,
+    return _fastest(engine, source,
                     [plan,
                      *(change(together=number) for number in TOGETHER[1:] if number <= share)])
 
 
-def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts],
+def _fastest(engine: NativeEngine, source: Int64, plans: Sequence[StepCosts],
              largest: int | None = None) -> StepCosts:
     """Return the plan with the shortest times at few and at all heads; a later plan must be clearly
     faster.
@@ -130,7 +130,7 @@ def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts],
     """
     best, least = plans[0], math.inf
     for plan in plans if len(plans) > 1 else ():
-        found = _measured(model, source, plan, (FEW,), largest)
+        found = _measured(engine, source, plan, (FEW,), largest)
         time_of = math.sqrt(found.blocks[:FEW][-1] * found.blocks[-1])
         if time_of < CLEAR * least:
             best, least = plan, time_of
@@ -138,7 +138,7 @@ def _fastest(model: NativeModel, source: Tensor, plans: Sequence[StepCosts],
 
 
 def _measured(
-    model: StepModel, source: Tensor, plan: StepCosts, timed: Sequence[int] = TIMED,
+    engine: Engine, source: Int64, plan: StepCosts, timed: Sequence[int] = TIMED,
     largest: int | None = None,
 ) -> StepCosts:
     """Return `plan` with the times of iterations of up to `largest` tokens, by default of all
@@ -147,31 +147,31 @@ def _measured(
     `timed` are the block sizes to measure besides the largest.
     """
     # With the most cores, no batch gets more threads than the plan has.
-    model.costs = CostRecord({str(len(source)): plan}, cores=MOST_THREADS)
+    engine.costs = CostRecord({str(len(source)): plan}, cores=MOST_THREADS)
     options = DecodeConfig()
-    (alone,) = measured_costs(model, source, options, 1)
-    blocks = [alone] if largest == 1 else measured_costs(model, source, options,
-                                                         model.prediction_heads, timed=timed)
+    (alone,) = measured_costs(engine, source, options, 1)
+    blocks = [alone] if largest == 1 else measured_costs(engine, source, options,
+                                                         engine.prediction_heads, timed=timed)
     return dataclasses.replace(plan, blocks=tuple(1e6 * seconds for seconds in blocks),
                                alone=1e6 * alone)
 
 
-def _opening(model: StepModel, source: Tensor, width: int) -> float:
-    """Return the smallest seconds in which a session of `width` is opened."""
-    timer = Timer(source.device)
-    with torch.inference_mode():
-        memory = model.encode(source)
-        return min(timer.once(partial(model.session, memory, width)) for _ in range(OPENED))
+def _opening(engine: Engine, source: Int64, width: int) -> float:
+    """Return the smallest seconds in which rows of steps of `width` begin."""
+    timer, algorithm = Timer(engine.device), Algorithm(engine, DecodeConfig())
+    encoded, keys = engine.encode(source, None, algorithm), np.arange(len(source))
+    return min(timer.once(partial(engine.start, encoded, keys, algorithm, width))
+               for _ in range(OPENED))
 
 
-def _sources(pipeline: Pipeline, rows: int) -> Tensor:
+def _sources(pipeline: Pipeline, rows: int) -> Int64:
     """Return sources [rows, S] to measure with; their tokens have no influence on the times."""
     config = pipeline.model_config
     length = config.source_length
     if pipeline.end_token is not None:
         length = min(SENTENCE, length)
-    tokens = 7 * torch.arange(rows * length, device=pipeline.device) % (config.vocabulary - 4) + 4
-    return tokens.view(rows, length)
+    tokens = 7 * np.arange(rows * length) % (config.vocabulary - 4) + 4
+    return tokens.reshape(rows, length)
 
 
 def costs_table(records: dict[str, CostRecord]) -> str:

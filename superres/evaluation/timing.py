@@ -21,7 +21,7 @@ as idle."""
 def busyness(rounds: int = 20, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the ratio of the 90th percentile to the minimum of a fixed workload's timings: 1 on an
     idle machine."""
-    timer, matrix = Timer(torch.device("cpu"), clock=clock), torch.ones(384, 384)
+    timer, matrix = Timer("cpu", clock=clock), torch.ones(384, 384)
 
     def work() -> None:
         for _ in range(20):
@@ -50,15 +50,15 @@ class Timer:
     """
 
     def __init__(
-        self, device: torch.device, repeats: int = 30, warm_up: int = 5,
+        self, device: str, repeats: int = 30, warm_up: int = 5,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self.repeats, self.warm_up, self.clock = device, repeats, warm_up, clock
 
     def now(self) -> float:
         """Wait for the device and return the time in seconds."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
         return self.clock()
 
     def once(self, work: Callable[[], object]) -> float:
@@ -74,18 +74,18 @@ class Timer:
         return statistics.median(self.once(work) for _ in range(self.repeats))
 
 
-def peak_bytes(device: torch.device, work: Callable[[], object]) -> float:
+def peak_bytes(device: str, work: Callable[[], object]) -> float:
     """Run `work` and return its peak memory in bytes, beyond the memory in use before.
 
     On a GPU, this is the memory of tensors. On a CPU, it is the resident size; where the system
     cannot forget its earlier peak (other systems than Linux), work that needs less memory must run
     first.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         work()
-        return max(torch.cuda.max_memory_allocated(device) - before, 0.0)
+        return max(torch.cuda.max_memory_allocated() - before, 0.0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present size
     before = _peak_resident_bytes()

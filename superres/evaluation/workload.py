@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import InvalidInputError
 from superres.evaluation.drawing import Way
+from superres.interfaces import Int64
 from superres.tasks import translation
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Workload:
     unit: str
     ways: dict[str, Way]
     decode: Callable[[Way, int], Run]
-    source: Callable[[int], Tensor]
+    source: Callable[[int], Int64]
     position: int
 
 
@@ -117,9 +116,8 @@ def text_workload(translator: Translator, lines: Sequence[str]) -> Workload:
         made = translator(chosen(batch), way, batch_size=batch)
         return made.seconds, sum(line.tokens for line in made), made.model_calls, made.traces
 
-    def source(batch: int) -> Tensor:
-        return torch.from_numpy(translation.pad(translator.codec.split(chosen(batch)))).to(
-            translator.device)
+    def source(batch: int) -> Int64:
+        return translation.pad(translator.codec.split(chosen(batch)))
 
     return Workload(translator, "sentence", ways, decode, source,
                     decode(DecodeConfig(1), 1)[1] // 2)

@@ -107,8 +107,8 @@ class TritonModel(StepModel):
                 return
             self.tested.add(decoder.variant)  # the decoders of the test are not tested
             rows = 1 if decoder.tuning.rows == 1 else filling(self.model.signal.device) + 2
-            limits = unwrapped(decoder.plain.session)[1]
-            self._compare(decoder.plain.samplers.options, limits and limits.limits, rows)
+            found, options = unwrapped(decoder.plain.session)[1], decoder.plain.samplers.options
+            self._compare(options, None if found is None else found.limits, rows)
 
     @torch.inference_mode()
     def _compare(self, options: DecodeConfig, limits: Limits | None, count: int) -> PlainRows:

@@ -83,7 +83,8 @@ class NativeDecoder:
             return session, None
         # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads
         # only READ tokens.
-        draft = self.data.draft.draft.session(encoded.draft, max(session.widest, READ))
+        engine: Any = self.data.draft.draft  # which is native
+        draft = engine.session(encoded.draft, max(session.widest, READ))
         draft.resize(READ)
         return session, draft
 

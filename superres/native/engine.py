@@ -22,11 +22,11 @@ from superres.interfaces import (
     Bool,
     Decoder,
     Engine,
+    EngineModel,
     Float32,
     Float64,
     Int64,
     Network,
-    ScoringModel,
     Tree,
 )
 from superres.native.abi import LANES, MAX_HEAD, PANEL, CThreads
@@ -137,7 +137,7 @@ class NativeEngine:
 
         return PlainEngine(self.on_torch())
 
-    def on_torch(self) -> ScoringModel:
+    def on_torch(self) -> EngineModel:
         from superres.native.on_torch import ModelOnTorch
 
         return ModelOnTorch(self)
@@ -164,7 +164,7 @@ class NativeEngine:
                 memory.draft = draft.encode(tokens, padding)
         return memory
 
-    def joined(self, parts: Sequence[NativeMemory]) -> NativeMemory:  # type: ignore[override]
+    def joined(self, parts: Sequence[NativeMemory]) -> NativeMemory:
         return NativeMemory.joined(parts)
 
     def start(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from superres.config import ModelConfig
 from superres.config.tables import INITIAL_SHARPNESS, RESIDUAL_SCALE, position_signal, slot_count
-from superres.interfaces import Float32, Int64, Tree
+from superres.interfaces import Float32, Float64, Int64, Tree
 from superres.native import abi
 from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
@@ -260,7 +260,7 @@ class NativeSession:
         library().superres_keep(byref(self.session), address(columns, np.int64, *columns.shape),
                                 columns.shape[1], address(start, np.int64, self.batch))
 
-    def part_seconds(self, tokens: Int64, position: Int64, repeats: int) -> Float32:
+    def part_seconds(self, tokens: Int64, position: Int64, repeats: int) -> Float64:
         """Return the mean seconds of each `Part` of a step over `repeats` steps; arguments as for
         `step`."""
         seconds = zeros((len(abi.ENUMS["Part"]),), np.float64)
@@ -270,7 +270,7 @@ class NativeSession:
                 self.step(tokens, position)
         finally:
             self.session.report.seconds = None
-        return seconds / repeats
+        return np.asarray(seconds / repeats)
 
     def resize(self, width: int) -> None:
         """Make the following steps read `width` tokens; a ValueError if there is no memory for

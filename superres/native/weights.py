@@ -120,7 +120,7 @@ class PackedWeights:
 
     def scaled(self, embedding: Float32) -> Float32:
         """Return the table [V, D] of an embedding as the network reads it."""
-        return embedding * np.float32(math.sqrt(self.config.width))
+        return np.asarray(embedding * np.float32(math.sqrt(self.config.width)))
 
     def keep(self, array: AnyArray) -> int | None:
         """Keep a contiguous form (int64 as is, all else as float32) and return its address."""

@@ -77,7 +77,7 @@ def judge(upscaler: Stages, pictures: Sequence[Pixels]) -> Judged:
         bits += own * (target.shape[1] / tokens)
         # [N, h, w]
         pixels = spread.reshape(len(spread), *engine.network.config.target_shape).mean(-1)
-        factor = variance.shape[1] // pixels.shape[1]
+        factor = len(pictures[-1][0]) // pixels.shape[-1]
         variance += pixels.repeat(factor, 1).repeat(factor, 2)
     return Judged(bits, np.sqrt(_around(variance) / _around(np.ones_like(variance[:1]))))
 

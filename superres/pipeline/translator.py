@@ -289,9 +289,10 @@ class Translator(Pipeline):
 
             from superres.decoding.plain.beam import beam_steps
         model = engine.on_torch()
-        source, padding = (None if part is None else torch.from_numpy(part).to(model.device)
-                           for part in self._source(segments))
-        return beam_steps(model, source, options, padding=padding)
+        source, padding = self._source(segments)
+        return beam_steps(
+            model, torch.from_numpy(source).to(model.device), options,
+            padding=None if padding is None else torch.from_numpy(padding).to(model.device))
 
     def check(self, options: DecodeConfig | BeamConfig) -> None:
         """Raise ConfigError unless the checkpoint and text support `options`."""

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from scipy import stats
-
 from superres.survey.records import Record, grouped
 from superres.survey.statistics import Interval, wilson
 from superres.survey.study import JUDGEMENTS
@@ -62,6 +60,8 @@ def paired_interval(differences: Sequence[float], level: float = LEVEL) -> Inter
     It is Wald's after two more pairs, one of which differs by +1 or -1 (Agresti and Min 2005,
     Statistics in Medicine 24:729-740). So it has a width if all differences are 0.
     """
+    from scipy import stats
+
     count = len(differences) + 2
     mean = math.fsum(differences) / count
     variance = (math.fsum(value * value for value in differences) + 1) / count - mean**2

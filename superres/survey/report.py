@@ -9,7 +9,6 @@ from dataclasses import asdict
 from statistics import fmean
 
 import numpy as np
-from scipy import stats
 
 from superres.config import require
 from superres.survey import anytime, judgements, statistics
@@ -171,6 +170,8 @@ def _anytime(finished: Floats, a: int, b: int, seed: int, level: float) -> Repor
 
 def _binomial_p(successes: int, trials: int) -> float:
     """Return the two-sided p-value of the exact binomial test against one half."""
+    from scipy import stats
+
     return float(stats.binomtest(successes, trials).pvalue)
 
 

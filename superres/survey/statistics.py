@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
-from scipy.sparse.csgraph import connected_components
 
 from superres.config import require
 
@@ -91,6 +89,7 @@ def two_way(votes: Votes, level: float = LEVEL) -> dict[str, Any] | None:
     votes are equal, the residuals vanish. The interval is then Wilson's for min(raters, images)
     votes, without the last two.
     """
+    from scipy import stats  # slow to import, as is statsmodels
     from statsmodels.regression.linear_model import OLS
     from statsmodels.stats.sandwich_covariance import cov_cluster_2groups
 
@@ -170,6 +169,8 @@ def davidson(raters: Sequence[str], methods_a: Sequence[str], methods_b: Sequenc
         mean 0 over methods) and the percentile bootstrap "interval" over raters; none of fewer than
         three methods, or if the comparisons do not connect them. And v, or None without ties.
     """
+    from scipy.sparse.csgraph import connected_components
+
     names = sorted({*methods_a, *methods_b})
     if len(names) < 3:
         return [], None
@@ -248,6 +249,8 @@ def plan_votes(
     preference of 0.5 requires the most votes. Raise ConfigError if a value is out of range, or no
     number of votes on that many images suffices.
     """
+    from scipy import stats
+
     require(0 < precision < 0.5, "the precision must be between 0 and 0.5 (0.02 is 2 points), not "
             f"{precision}")
     require(0 < preference < 1, "the expected preference must be between 0 and 1, not "

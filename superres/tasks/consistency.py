@@ -50,7 +50,7 @@ Int64 = npt.NDArray[np.int64]
 @dataclass(frozen=True, eq=False)
 class CellLimits:
     """Limits on the sums of target tokens, as data for the decoder: see
-    `superres.decoding.sum_limits.Limits`.
+    `superres.decoding.limits.Limits`.
 
     Attributes:
         group: source position of the cell and colour that each target position belongs to, int64

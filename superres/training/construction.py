@@ -31,7 +31,7 @@ BF16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "bf16")
 def training_device(settings: Stage) -> torch.device:
     """Return the device of this process, one of several GPUs maybe; raise ConfigError if it is not
     available."""
-    device: torch.device = PartialState(cpu=pick_device(settings.device).type == "cpu").device
+    device: torch.device = PartialState(cpu=pick_device(settings.device) == "cpu").device
     return device
 
 

@@ -58,7 +58,7 @@ Recipe = tuple[Stage, ...]
 def stage_of(settings: Mapping[str, Any]) -> Stage:
     """Return the stage with `settings`; a GPU has other defaults. Raise ConfigError for a setting
     that is not valid."""
-    on_gpu = pick_device(settings.get("device", Stage.device)).type == "cuda"
+    on_gpu = pick_device(settings.get("device", Stage.device)) == "cuda"
     stage = Stage.from_dict({**(GPU_DEFAULTS if on_gpu else {}), **settings})
     require((stage.threads or 1) <= usable_cores(), f"threads must be at most {usable_cores()}, "
             f"the usable cores, not {stage.threads}")
@@ -151,7 +151,7 @@ def train_recipe(
     if given.name:
         check_data(network, given.data, given.dev, given.crops, *given.more, *given.drawn)
         check_folder(given.output)
-    processes = PartialState(cpu=pick_device(given.device).type == "cpu")
+    processes = PartialState(cpu=pick_device(given.device) == "cpu")
     backward = {stage.name for stage in recipe if stage.reverse}
     rows, trained = list[dict[str, Any]](), dict[str, Path]()
     for stage in recipe:

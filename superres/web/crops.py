@@ -18,7 +18,7 @@ from gradio.events import Dependency
 from PIL import Image
 
 from superres.errors import InvalidInputError, SuperresError
-from superres.pictures.read import Pixels
+from superres.pictures.read import Pixels, read_image
 from superres.pictures.untrusted import MOST_SECONDS, READER, read_untrusted
 from superres.tasks.crops import DEFAULT_CROP, FACE, Crop
 from superres.tasks.faces import FaceTask, area_reduce
@@ -141,7 +141,8 @@ def crop_controls(
     Return the hidden component of the chosen square, a crop setting, where "" is the default crop,
     and the choice of the start, which is visible where the crop allows several.
     """
-    element, preview, setting, is_visible = crop_of(str(first), task, task.source)
+    # an example is no visitor's picture: no process of its own reads it
+    element, preview, setting, is_visible = views_of(task, task.source, read_image(first))
     crop = gr.HTML(element, elem_id="crop")
     start = start_control(task, "start", is_visible)
     shown = gr.HTML(preview, elem_id="preview")
@@ -162,32 +163,35 @@ def crop_controls(
 
 
 def crop_of(path: str, task: FaceTask, start: Value) -> tuple[str, str, str, bool]:
-    """Return the views of a picture.
+    """Return the `views_of` a visitor's picture, with what is damaged in its file."""
+    notes: list[str] = []
+    element, preview, square, is_visible = reduce_picture(
+        path, functools.partial(views_of, task, start), task.source, notes=notes)
+    return element, "".join(map(drawing.message, notes)) + preview, square, is_visible
+
+
+def views_of(task: FaceTask, start: Value, image: Pixels) -> tuple[str, str, str, bool]:
+    """Return the views of a picture, uint8 [H, W, 3].
 
     They are the element that moves a photo's crop, from the largest one; the view of its input for
     a chosen start; its first square; and whether it allows several starts. The element shows a
     reduced copy in a data URI: a visitor's photo has no file that others could find.
     """
-    def offer(image: Pixels) -> tuple[str, str, str, bool]:
-        if task.is_source(image):
-            return "", preview_html(Subject(image), task, image), "", False
-        crops = choose_crops(image, task)
-        chosen = largest(crops)
-        data = json.dumps({
-            "choice": secrets.token_hex(4),  # the page hears of a photo that is chosen again
-            "turns": True, "width": image.shape[1], "height": image.shape[0], "least": task.source,
-            "chosen": crops.index(chosen),
-            "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn],
-                       "uncertain": crop.is_uncertain, **names_of(crop)} for crop in crops]})
-        shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
-        photo = f'<img src="{escape(shown)}" alt="Your photo">'
-        return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-                preview_html(take(image, started(task, start, chosen), chosen), task, image),
-                chosen.setting, has_choice(task, chosen))
-
-    notes: list[str] = []
-    element, preview, square, is_visible = reduce_picture(path, offer, task.source, notes=notes)
-    return element, "".join(map(drawing.message, notes)) + preview, square, is_visible
+    if task.is_source(image):
+        return "", preview_html(Subject(image), task, image), "", False
+    crops = choose_crops(image, task)
+    chosen = largest(crops)
+    data = json.dumps({
+        "choice": secrets.token_hex(4),  # the page hears of a photo that is chosen again
+        "turns": True, "width": image.shape[1], "height": image.shape[0], "least": task.source,
+        "chosen": crops.index(chosen),
+        "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn],
+                   "uncertain": crop.is_uncertain, **names_of(crop)} for crop in crops]})
+    shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
+    photo = f'<img src="{escape(shown)}" alt="Your photo">'
+    return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
+            preview_html(take(image, started(task, start, chosen), chosen), task, image),
+            chosen.setting, has_choice(task, chosen))
 
 
 def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from superres.config import BeamConfig, DecodeConfig
 from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translated import Translated
-from superres.pipeline.translator import Translator
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import image_key
 from superres.web.turns import StoppedError, Turns, Visitor
+
+if TYPE_CHECKING:
+    from superres.pipeline.translator import Translator
 
 Frame = TypeVar("Frame", Upscaled, Translated)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
@@ -63,7 +65,7 @@ class VisitorDecoding:
         self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="decoding"), Turns(1)
 
     def warm_up(self, source: Pixels | None = None) -> None:
-        """Decode once, so that the first visitor does not wait for one-time preparations.
+        """Draw a face, so that the first visitor does not wait for one-time preparations.
 
         The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
         the page shows first.
@@ -72,8 +74,6 @@ class VisitorDecoding:
                         np.uint8) if source is None else source
         (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
         self.example = None if source is None else frames[""]
-        if self.translator is not None:
-            deque(self.translate("warm-up", ["a"], {"": self.translator.default}), 0)
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further

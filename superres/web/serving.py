@@ -130,7 +130,8 @@ def build_page(
                 survey_tab("Results", f"{address}/results/",
                            "The results are for the study's owner, and need the owner's token.")
     # Only events that decode are queued, so the limit counts only them.
-    page.queue(max_size=max_queue, api_open=False)
+    # A call of `queue` would make Gradio's application once more.
+    page._queue.max_size, page.api_open = max_queue, False
     page._queue.__class__ = FairQueue
     return page
 
@@ -244,7 +245,7 @@ def add_routes(
             "status": "stopping" if decoding.is_closing else "ok", "busy": decoding.is_busy,
             "waiting": len(page._queue), "max_queue": page._queue.max_size,
             "checkpoint": decoding.upscaler.name, "revision": decoding.upscaler.revision,
-            "device": str(decoding.upscaler.device),
+            "device": decoding.upscaler.device,
         }, 503 if decoding.is_closing else 200)
 
     @server.get(CARD_PATH)

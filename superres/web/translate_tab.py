@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 import numpy as np
@@ -20,12 +20,15 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
 from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
 from superres.pipeline.translated import Translated
-from superres.pipeline.translator import Translator
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding
 from superres.web.drawing import is_complete
+from superres.web.late import LateTranslator
+
+if TYPE_CHECKING:
+    from superres.pipeline.translator import Translator
 
 MAX_LINES = 20
 MAX_CHARACTERS = 2000
@@ -52,6 +55,8 @@ decoding."""
 
 def translate_tab(decoding: VisitorDecoding, translator: Translator) -> None:
     """Lay out the tab of the decoding's `translator`."""
+    default = (translator.expected if isinstance(translator, LateTranslator)
+               else translator.default)
     source, target = (LANGUAGES.get(tag, tag) for tag in translator.languages)
     gr.Markdown(INTRODUCTION.format(source, target), elem_classes="sr-introduction")
     examples = EXAMPLES.get(translator.languages[0], ())
@@ -65,7 +70,7 @@ def translate_tab(decoding: VisitorDecoding, translator: Translator) -> None:
                 buttons = [gr.Button(example, size="sm") for example in examples]
             with gr.Accordion("Decoding settings", open=False):
                 heads = translator.model_config.prediction_heads
-                settings = controls.decoding_controls(translator.default, heads, TRANSLATION,
+                settings = controls.decoding_controls(default, heads, TRANSLATION,
                                                       min(SHOWN_BLOCK, heads))
                 settings.append(gr.Slider(
                     0, MAX_BEAM, 0, step=1, label="Beam search",
@@ -82,7 +87,7 @@ def translate_tab(decoding: VisitorDecoding, translator: Translator) -> None:
                                                        is_race),
                            [text, *settings], [live], bar)
     controls.note_changes(bar, [text, *settings])
-    endpoint(decoding, translator, settings)
+    endpoint(decoding, translator, default, settings)
 
 
 def variant_of(default: DecodeConfig, *values: Value) -> DecodeConfig | BeamConfig:
@@ -152,7 +157,7 @@ def with_due(
             due = time.monotonic() + frame_seconds
 
 
-def endpoint(decoding: VisitorDecoding, translator: Translator,
+def endpoint(decoding: VisitorDecoding, translator: Translator, default: DecodeConfig,
              settings: Sequence[gr.components.Component]) -> None:
     """Add the endpoint `/translate`, which streams translations and a report to programs."""
     def translate(lines: Value, *values: Value) -> Iterator[tuple[list[str], dict[str, Any]]]:
@@ -165,8 +170,7 @@ def endpoint(decoding: VisitorDecoding, translator: Translator,
     with gr.Row(visible=False):
         lines = gr.JSON(label="lines")
         translations, report = gr.JSON(label="translations"), gr.JSON(label="report")
-        handler = controls.named(translate, *controls.offered(translator.default, TRANSLATION),
-                                 "beam")
+        handler = controls.named(translate, *controls.offered(default, TRANSLATION), "beam")
         gr.Button("translate").click(handler, [lines, *settings], [translations, report],
                                      api_name="translate", **controls.QUEUED)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from superres.config import DEFAULT_CASCADE, FACES, DecodeConfig
 from superres.decoding.trace import mean_accepted_block_size
-from superres.pictures.read import MAX_PIXELS, Pixels
+from superres.pictures.read import MAX_PIXELS, Pixels, read_image
 from superres.pipeline.resolved_options import as_option, resolve_options, unused_settings
 from superres.pipeline.upscaled import Upscaled
 from superres.pipeline.upscaler import Upscaler
@@ -81,7 +81,7 @@ def example_of(decoding: VisitorDecoding, path: Path) -> crops.Subject | None:
     if decoding.example is None or decoding.example.sources is None:
         return None
     source, task = decoding.example.sources[0], decoding.upscaler.face_task
-    found = crops.reduce_picture(path, lambda image: crops.subjects(image, task), task.source)
+    found = crops.subjects(read_image(path), task)
     return next((subject for subject in found if np.array_equal(subject.source, source)),
                 crops.Subject(source))
 

@@ -25,7 +25,8 @@ def loaded(monkeypatch):
 
     class Loader(FakeUpscaler):
         @classmethod
-        def load(cls, name_or_dir="celeba-8to32", device="auto", engine="auto", size=None, start=None):
+        def load(cls, name_or_dir="celeba-8to32", device="auto", engine="auto", size=None,
+                 start=None):
             calls.append((name_or_dir, device, engine))
             if "missing" in str(name_or_dir):
                 raise CheckpointError(f"no checkpoint {name_or_dir};\nthe bundled one is "

@@ -28,7 +28,7 @@ LONG_FILES = {
     "tests/pipeline/test_upscaler.py": 418,
     "tests/proofs/test_all_settings.py": 463,
     "tests/proofs/test_native.py": 503,
-    "tests/survey/test_cli.py": 535,
+    "tests/survey/test_cli.py": 500,
 }
 """Files that have more lines, and how many; the list only shrinks."""
 LONG_FUNCTIONS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -29,6 +28,7 @@ from superres.survey.records import read_votes
 from superres.survey.store import Store
 from superres.system.asgi import how_to_leave, local_address
 from superres.tasks.faces import FaceTask, area_reduce
+from tests.absent import superres_without
 from tests.survey.helpers import RaterClient, enter, vote_through
 
 ROOT = Path(__file__).parents[2]
@@ -340,29 +340,6 @@ def test_pictures_are_enlarged_to_at_most_256_pixels(here, size, scale):
 
 COMMANDS = ["create", "judge", "serve", "link", "report", "plan", "export", "exclude", "withdraw",
             "backup", "migrate", "token"]
-WITHOUT = """
-import sys
-
-class Absent:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] in {missing!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Absent())
-import json
-from superres.cli.main import run
-sys.exit(max([run(words) for words in json.loads(sys.argv[1])]))
-"""
-
-
-def superres_without(missing, *commands):
-    """Run command lines in a process of its own, in which some packages are not installed."""
-    return subprocess.run([sys.executable, "-c", WITHOUT.format(missing=missing),
-                           json.dumps(commands)],
-                          capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
-
-
 EXTRA = ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels", "uvicorn")
 DECODING = ("gradio", "huggingface_hub", "safetensors", "skimage", "torch", "torchvision")
 
@@ -396,9 +373,6 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(here):
     assert refused.stderr.splitlines() == [
         "superres: superres train needs accelerate: pip install 'superres[train]'",
         "superres: superres app needs gradio: pip install 'superres[ui]'"]
-    refused = superres_without(("huggingface_hub",), ["tune", "--checkpoint", "owner/name"])
-    assert refused.stderr == ("superres: the checkpoint 'owner/name' of the hub needs "
-                              "huggingface_hub: pip install 'superres[hub]'\n")
 
 
 @pytest.mark.parametrize(("words", "message"), [

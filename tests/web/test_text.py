@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,14 +203,21 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
                                                                                    tmp_path):
     toy = write_checkpoint(tmp_path / "toy")
     monkeypatch.setattr("superres.checkpoint.bundled_checkpoints", list)
-    assert app.load_translator(None, "cpu") is None
-    assert app.load_translator(str(toy), "cpu").name == "toy"
+    beside = SimpleNamespace(device="cpu", scoring=SimpleNamespace(adaptive=True))
+    assert app.load_translator(None, "cpu", beside) is None
+    assert app.load_translator(str(toy), "cpu", beside).name == "toy"
     with pytest.raises(CheckpointError, match="no checkpoint 'nowhere'"):
-        app.load_translator("nowhere", "cpu")
+        app.load_translator("nowhere", "cpu", beside)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="is for the task 'faces', not translation"):
-        app.load_translator("celeba-8to32", "cpu")
-    assert app.load_translator(None, "cpu").name == "multi30k-en-de"
+        app.load_translator("celeba-8to32", "cpu", beside)
+    late = app.load_translator(None, "cpu", beside)
+    assert (late.name, late.languages) == ("multi30k-en-de", ("en", "de"))
+    assert late._loaded is None
+    loaded = Translator.load(None, "cpu")
+    assert late.expected == late.default == loaded.default
+    assert late.revision == loaded.revision
+    assert [*late.stream(["A dog runs."])][-1].texts == loaded(["A dog runs."]).texts
 
 
 # The endpoint

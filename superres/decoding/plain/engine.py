@@ -19,6 +19,7 @@ from superres.decoding.plain.lookahead.iteration import LookaheadDecoder
 from superres.decoding.proposers.proposer import sources_at, with_proposer_state
 from superres.interfaces import (
     Bool,
+    EngineModel,
     Float32,
     Float64,
     Int64,
@@ -47,7 +48,7 @@ def door(method: Callable[Concatenate[OwnerT, P], T]) -> Callable[Concatenate[Ow
         with self.threads, torch.inference_mode():
             return method(self, *args, **kwargs)
 
-    return entered
+    return entered  # type: ignore[return-value]
 
 
 def decoding_type(algorithm: Algorithm, block_size: int) -> type[PlainDecoder]:
@@ -73,7 +74,7 @@ class TensorSources:
 class PlainEngine:
     """A `superres.interfaces.Engine` that decodes with a model on torch."""
 
-    def __init__(self, model: ScoringModel) -> None:
+    def __init__(self, model: EngineModel) -> None:
         self.model, self.costs = model, model.costs
         self.name, self.adaptive, self.confident = model.engine, model.adaptive, True
         self.vocabulary, self.length = model.vocabulary, model.length
@@ -103,7 +104,8 @@ class PlainEngine:
 
     @peers.setter
     def peers(self, peers: Any) -> None:  # noqa: ANN401
-        self.model.peers = peers
+        model: Any = self.model
+        model.peers = peers
 
     @property
     def weight_bytes(self) -> int:
@@ -112,7 +114,7 @@ class PlainEngine:
     def supporting(self, algorithm: Algorithm) -> PlainEngine:
         return self
 
-    def on_torch(self) -> ScoringModel:
+    def on_torch(self) -> EngineModel:
         return self.model
 
     def side_by_side(self, decodes: int) -> list[PlainEngine]:
@@ -128,7 +130,7 @@ class PlainEngine:
         return TensorSources(encoded, len(tokens), self.model.device)
 
     @door
-    def joined(self, parts: Sequence[TensorSources]) -> TensorSources:  # type: ignore[override]
+    def joined(self, parts: Sequence[TensorSources]) -> TensorSources:
         if len(parts) == 1:
             return parts[0]
         return TensorSources(_joined([part.sources for part in parts]), sum(map(len, parts)),
@@ -158,7 +160,9 @@ class PlainEngine:
         latest = self._decoding
         if latest is None or latest[0] is not algorithm:
             limits = algorithm.limits
-            model = self.model if limits is None else LimitedModel(self.model, limits)
+            model: ScoringModel = self.model
+            if limits is not None:
+                model = LimitedModel(model, limits)
             latest = self._decoding = algorithm, with_proposer_state(model, algorithm.proposer)
         return latest[1]
 
@@ -220,7 +224,7 @@ class PlainRows:
         self.resizable, self.plain.block_size = True, block_size
 
     @door
-    def replace(self, rows: Int64, encoded: TensorSources, keys: Int64) -> None:  # type: ignore[override]
+    def replace(self, rows: Int64, encoded: TensorSources, keys: Int64) -> None:
         index = self._tensor(rows)
         self.plain.replace(index, self._opened(encoded.sources),
                            torch.arange(len(rows), device=index.device), self._tensor(keys))

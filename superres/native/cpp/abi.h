@@ -256,7 +256,7 @@ struct Encoder {
   float residual_scale;
 };
 
-// What the encoder writes: see `Memory` in superres/nn/model.py. All but the states may be null; without an estimate, all are.
+// What the encoder writes: see `NativeMemory` in superres/native/memory.py. All but the states may be null; without an estimate, all are.
 struct Encoded {
   float *states, *position_table, *head_table, *estimate, *residual_sum;
   int64_t stride, positions;  // source tokens and states of a row
