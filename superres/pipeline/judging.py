@@ -96,8 +96,8 @@ def bits_of_targets(upscaler: Stages, sources: Pixels, targets: Pixels,
     """Return the bits per token of the target, its code length under p1, for each target image,
     float64 [N].
 
-    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]. `batch_size`
-    of them are scored together. The code is that of p1 without limits. With limits
+    Sources are uint8 [N, source, source, 3], targets [N, target, target, 3]; `batch_size` of them
+    are scored together. The code is that of p1 without limits. With limits
     (`DecodeConfig.consistent`), a target that does not reduce to exactly its source has probability
     0, and true pictures seldom do.
 
