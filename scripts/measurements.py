@@ -33,6 +33,7 @@ from PIL import Image
 
 from superres.config import require
 from superres.errors import ConfigError, InvalidInputError, SuperresError
+from superres.system.machine import machine
 from superres.system.output import (
     figure_png,
     markdown_table,
@@ -100,8 +101,6 @@ class Table:
             ConfigError: the document has other conditions or another processor, or cannot be read.
             OutputError: the folder cannot be written.
         """
-        from superres.system.machine import machine
-
         self.name, self.folder, self.path = (name or module, folder,
                                              folder / f"{name or module}.json")
         here = machine(device)
