@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
-from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -32,13 +32,13 @@ from superres.checkpoint import find_checkpoint, load_checkpoint
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.limits import Limits
-from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.plain.limited import LimitedModel
+from superres.decoding.loop import Loop
+from superres.decoding.plain.engine import PlainEngine
 from superres.evaluation.timing import Timer
 from superres.gpu import weights
 from superres.gpu.model import TritonModel
 from superres.gpu.weights import Tuning
-from superres.interfaces import ScoringModel
+from superres.interfaces import Int64
 from superres.system.machine import machine
 from superres.system.output import write_result
 from superres.tasks.face_data import read_faces
@@ -64,37 +64,33 @@ class Bench:
 
     def __init__(self, checkpoint: str, data: Path, device: str, limit: int) -> None:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        self.device = torch.device(device)
-        self.model = load_checkpoint(find_checkpoint(checkpoint)).to(self.device).float().eval()
+        self.device = device
+        self.model = load_checkpoint(find_checkpoint(checkpoint)).to(device).float().eval()
         task, config = FaceTask.of(self.model.config), self.model.config
         low = read_faces(data, task, "valid", 256).lr
-        self.source = torch.from_numpy(low.reshape(len(low), -1)).long().to(self.device)  # [N, S]
-        self.memory = self.model.encode(self.source)
-        self.limits = Limits.of(task.limits(config.vocabulary, None), self.device)
-        self.limit, self.models = limit or config.target_length, dict[str, TritonModel]()
+        self.source = low.reshape(len(low), -1).astype(np.int64)  # [N, S]
+        self.limits = Limits.of(task.limits(config.vocabulary, None))
+        self.limit, self.engines = limit or config.target_length, dict[str, PlainEngine]()
 
-    def loop(self, variant: str, batch: int, options: DecodeConfig) -> BlockwiseLoop:
+    def loop(self, variant: str, batch: int, options: DecodeConfig) -> Loop:
         """Return a loop over the first faces, repeated as needed."""
-        if variant not in self.models:
+        if variant not in self.engines:
             half, tuning = VARIANTS[variant]
-            self.models[variant] = TritonModel(self.model, half=half, tuning=tuning)
-        model: ScoringModel = self.models[variant]
-        rows = torch.arange(batch, device=self.device) % len(self.source)
-        source: Any = self.memory[rows]
-        if options.consistent:
-            model, source = LimitedModel(model, self.limits), (source, self.limits.bounds(
-                self.source[rows]))
+            self.engines[variant] = PlainEngine(TritonModel(self.model, half=half, tuning=tuning))
         size = min(options.block_size or 1, self.model.config.prediction_heads)
-        algorithm = Algorithm(model, replace(options, block_size=size))
-        loop = BlockwiseLoop(algorithm, model.session(source, size), rows)
-        loop.plain.state.limit.clamp_(max=self.limit)
-        return loop
+        algorithm = Algorithm(self.engines[variant], replace(options, block_size=size),
+                              limits=self.limits if options.consistent else None)
+        rows = np.arange(batch) % len(self.source)
+        encoded = algorithm.engine.encode(self.source, None, algorithm)[rows]
+        decoder: Any = algorithm.engine.start(encoded, rows, algorithm, size)
+        decoder.plain.state.limit.clamp_(max=self.limit)
+        return Loop(decoder)
 
-    def tokens(self, variant: str, batch: int, size: int) -> Tensor:
+    def tokens(self, variant: str, batch: int, size: int) -> Int64:
         """Decode greedily in blocks of `size`; return the tokens [batch, limit]."""
         loop = self.loop(variant, batch, DecodeConfig(size))
         loop.run(self.limit + 1)
-        return loop.plain.state.tokens[:, : self.limit]
+        return loop.decoder.results(np.arange(batch))[0][:, : self.limit]
 
 
 @torch.inference_mode()
@@ -123,7 +119,7 @@ def correct(bench: Bench, variant: str, batch: int) -> Values:
              for size in (4, 10)}
     pairs |= {f"blocks of {size}, alone = in a batch": (greedy[:1], bench.tokens(variant, 1, size))
               for size in (1, 10)}
-    return {**found, **{f"{name} (must be 1)": float((one == other).float().mean())
+    return {**found, **{f"{name} (must be 1)": float((one == other).mean())
                         for name, (one, other) in pairs.items()}}
 
 
@@ -151,7 +147,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time for everything.")] = 120,
 ) -> None:
     """Check the kernel, then time it, until the time is over."""
-    deadline, report = time.monotonic() + seconds, {"machine": machine(torch.device(device))}
+    deadline, report = time.monotonic() + seconds, {"machine": machine(device)}
     sizes, variants = [int(batch) for batch in batches.split(",")], [*VARIANTS]
     where = checkpoint, data, device
 

@@ -1,11 +1,11 @@
 """The Triton kernel of the engine `triton`: a program decodes ROWS rows of a batch from their start
 to their end.
 
-It computes what `superres.decoding.blockwise` and `superres.nn.torch_step` do, in the same order:
-embed, the decoder's layers, verify, accept, commit, propose. A row has a tile of W columns, however
-many of them the block fills, and reads its keys in chunks that start at fixed positions. So the
-sums of a column have one order at every block size, and exact blocks are the tokens of one token
-per step, bit for bit. For the order at every ROWS, see `superres.gpu.sum_order`.
+It computes what `superres.decoding.plain.blockwise` and `superres.nn.torch_step` do, in the same
+order: embed, the decoder's layers, verify, accept, commit, propose. A row has a tile of W columns,
+however many of them the block fills, and reads its keys in chunks that start at fixed positions. So
+the sums of a column have one order at every block size, and exact blocks are the tokens of one
+token per step, bit for bit. For the order at every ROWS, see `superres.gpu.sum_order`.
 
 Shape letters: M = ROWS * W columns, D width of the network, H attention heads of S, F filter size,
 N features of the neighbours, P features of the cell, G hidden units of a prediction head. These
@@ -185,7 +185,7 @@ def limits(earlier, bounds, tokens, target, until, T: tl.constexpr, V: tl.conste
     """The least and the largest token [M] at `target` [M], without the tokens of its group from
     `until` [M] on.
 
-    See `superres.decoding.sum_limits`; `tokens` [M] points to the tokens of a row, `bounds` [M] to
+    See `superres.decoding.limits`; `tokens` [M] points to the tokens of a row, `bounds` [M] to
     its bounds.
     """
     target = tl.minimum(target, T)

@@ -1,5 +1,5 @@
-"""Choosing tokens from scores in a kernel, with the noise of `superres.decoding.noise`, bit for
-bit.
+"""Choosing tokens from scores in a kernel, with the noise of `superres.decoding.plain.noise`, bit
+for bit.
 
 A kernel that calls these functions must be compiled without fused multiply-adds.
 """
@@ -94,7 +94,7 @@ def best(scores, weight, wanted):
 def scaled(scores, position, temperature, colours, top_k, nucleus, V: tl.constexpr,
            FILTERED: tl.constexpr):
     """The scores [N, V] of target positions int64 [N] by temperature, filtered: see
-    `superres.decoding.sampling`."""
+    `superres.decoding.plain.sampling`."""
     scores = tl.div_rn(scores, tl.load(temperature + position % colours)[:, None]
                        + tl.zeros_like(scores))
     if FILTERED:

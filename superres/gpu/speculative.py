@@ -1,5 +1,5 @@
 """Speculative sampling in a kernel: the computation of
-`superres.decoding.sampling.SpeculativeSampler`, bit for bit.
+`superres.decoding.plain.sampling.SpeculativeSampler`, bit for bit.
 
 A kernel that calls these functions must be compiled without fused multiply-adds.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from superres.decoding import sampling
+from superres.decoding.plain import sampling
 from superres.gpu.noise import uniform, weights
 from superres.gpu.rows import of_row, repeated
 

@@ -69,25 +69,14 @@ def encode(
     `padding` [B, S] is True after the end of shorter texts. Raises ValueError if `tokens` has
     another shape, or a value that is no token; or padding is not at the end.
     """
-    batch, length = tokens.shape
-    # What the compiled code would read past.
-    text = len(config.source_shape) == 1
-    if length > config.source_length or (length != config.source_length and not text):
-        raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
-    if batch and not 0 <= tokens.min() <= tokens.max() < config.vocabulary:
-        raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {tokens.min()} to "
-                         f"{tokens.max()}")
+    lengths = _lengths(config, tokens, padding)
     # Positions of each row, and of all rows with their padding.
-    tokens, lengths = np.ascontiguousarray(tokens, np.int64), np.full(batch, length, np.int64)
+    (batch, length), tokens = tokens.shape, np.ascontiguousarray(tokens, np.int64)
     positions = length + -length % SOURCE_MULTIPLE
-    if padding is not None:
-        lengths -= padding.sum(1)
-        if not np.array_equal(padding, np.arange(length) >= lengths[:, None]):
-            raise ValueError("padding must be at the end of every source")
     memory = NativeMemory(arrays.zeros((batch, positions, config.width), np.float32))
     if padding is not None or positions > length:
         memory.mask = hidden_after(lengths, positions)
-    if text:
+    if len(config.source_shape) == 1:
         memory.longest = longest_targets(lengths, config)
     # Memory for what this network's encoder computes; the other parts stay None.
     table = batch, config.target_length, config.width
@@ -107,6 +96,24 @@ def encode(
     library().superres_encode(byref(encoder), byref(encoded), batch, threads,
                               arrays.address(tokens, np.int64, batch, length))
     return memory
+
+
+def _lengths(config: ModelConfig, tokens: Int64, padding: Bool | None) -> Int64:
+    """Return the number of tokens of each source [B]; ValueError for what the compiled code would
+    read past."""
+    batch, length = tokens.shape
+    text = len(config.source_shape) == 1
+    if length > config.source_length or (length != config.source_length and not text):
+        raise ValueError(f"sources must have {config.source_length} tokens, not {length}")
+    if batch and not 0 <= tokens.min() <= tokens.max() < config.vocabulary:
+        raise ValueError(f"tokens must be in [0, {config.vocabulary}), not {tokens.min()} to "
+                         f"{tokens.max()}")
+    lengths = np.full(batch, length, np.int64)
+    if padding is not None:
+        lengths -= padding.sum(1)
+        if not np.array_equal(padding, np.arange(length) >= lengths[:, None]):
+            raise ValueError("padding must be at the end of every source")
+    return lengths
 
 
 def _has_priors(config: ModelConfig) -> bool:

@@ -44,7 +44,7 @@ class StepModel:
     # of decoding on this class of processors, by which block sizes are chosen
     costs: CostRecord = general_costs(0.05)
     shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
-    """Returns the tokens from which recurrent heads choose; see `NativeModel`, which alone reads
+    """Returns the tokens from which recurrent heads choose; see `NativeEngine`, which alone reads
     it."""
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from superres.checkpoint import read_weights, reading, replaced_folder
+from superres.checkpoint import replaced_folder
 from superres.config import REQUIRED, Config, ModelConfig, setting
 from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
 from superres.system.json_files import read_json
-from superres.system.tensor_files import read_arrays
+from superres.system.tensor_files import read_arrays, read_weights, reading
 from superres.training.stage import Stage
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -70,8 +70,8 @@ def load_tensors(folder: Path, model: EncoderDecoder, averaged: EncoderDecoder,
     """Load the weights and moments of the state in `folder`; raise CheckpointError if they are
     damaged."""
     for network, name in ((model, "model.safetensors"), (averaged, "averaged.safetensors")):
-        double = network.signal.dtype == torch.float64
-        arrays, _ = read_weights(folder / name, network.config, np.float64 if double else np.float32)
+        dtype = np.float64 if network.signal.dtype == torch.float64 else np.float32
+        arrays, _ = read_weights(folder / name, network.config, dtype)
         network.load_state_dict({key: torch.from_numpy(one) for key, one in arrays.items()})
     moments: dict[int, dict[str, Tensor]] = {}
     path = folder / "optimizer.safetensors"

@@ -27,7 +27,8 @@ from superres.config import (
     setting,
 )
 from superres.errors import ConfigError
-from superres.pipeline.choose import step_model
+from superres.nn.weights import network_of
+from superres.pipeline.choose import engine_of
 from superres.training.stage import Stage
 from tests.config.helpers import assert_line, refusal
 
@@ -196,10 +197,11 @@ def test_any_value_is_taken_or_refused_and_what_is_no_number_is_not_taken(kind):
 
 @cache
 def tiny():
-    """Return the network `tiny`, for pictures of 48 intensities."""
+    """Return the engine of the network `tiny`, for pictures of 48 intensities."""
     config = replace(PRESETS["tiny"], prediction_heads=4, source_shape=(2, 2, 3),
                      target_shape=(4, 4, 3))
-    return step_model(random_model(config, dtype=torch.float32)), random_tokens(config, 2)[0]
+    network = network_of(random_model(config, dtype=torch.float32))
+    return engine_of(network), random_tokens(config, 2)[0]
 
 
 @pytest.mark.parametrize("name", numeric_fields(DecodeConfig))
@@ -207,8 +209,8 @@ def test_any_number_that_is_taken_decodes(name):
     for value, more in product(EXTREMES, READS.get(name, [{}])):
         try:
             options = DecodeConfig.from_dict({**more, name: value})
-            model, source = tiny()
-            assert decode(model, source, options).lengths.tolist() == [48, 48]
+            engine, source = tiny()
+            assert decode(engine, source, options).lengths.tolist() == [48, 48]
         except ConfigError as error:
             assert_line(error)
 

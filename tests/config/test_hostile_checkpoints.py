@@ -23,11 +23,10 @@ from PIL import Image
 from safetensors.numpy import save_file
 from textual import vocabulary
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import BeamConfig, DecodeConfig
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.plain.beam import beam_search
 from superres.decoding.plain.limited import LimitedModel
@@ -60,7 +59,7 @@ def test_scores_that_are_not_finite_stop_every_decode():
     for config in (SMALL, TEXTUAL):
         model, source = StepModel(overflowing(config), 1), random_tokens(config, 2)[0]
         feed = feed_of([Waiting(row, key) for key, row in enumerate(source)])
-        stream = Stream(Algorithm(model, DecodeConfig()), feed, stacked, 2)
+        stream = Stream(algorithm_of(model, DecodeConfig()), feed, stacked, 2)
         ways = [*((decode, model, source, way) for way in WAYS),
                 (beam_search, model, source, BeamConfig(2)), (list, stream.run())]
         for work, *arguments in ways:

@@ -12,22 +12,20 @@ from fakes import (
     VARIANTS,
     Waiting,
     criterion_options,
+    limits_of,
     proposer_for,
     random_model,
     random_tokens,
     stacked,
 )
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream
-from superres.decoding.limits import Limits
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.nn.torch_model import StepModel
-from superres.tasks.consistency import cell_limits
 from superres.training.construction import build_model
 from superres.training.stage import Stage
 from tests.proofs.test_refill import ScriptedFeed
@@ -56,7 +54,7 @@ def on_both(config, end_token=None):
 
 
 def assert_same(actual, expected):
-    assert torch.equal(actual.tokens.cpu(), expected.tokens)
+    assert torch.equal(actual.tokens, expected.tokens)
     for one, other in zip(actual.traces, expected.traces, strict=True):
         assert (one.positions, one.accepted) == (other.positions, other.accepted)
         assert (one.proposed == other.proposed).all()
@@ -67,16 +65,15 @@ def assert_same(actual, expected):
 def test_tokens_and_traces_are_those_of_a_cpu(way, limited):
     source, models = random_tokens(CONFIG, ROWS)[0], on_both(CONFIG)
     if limited:
-        limits = cell_limits(CONFIG.source_shape, CONFIG.target_shape, CONFIG.vocabulary)
-        models = [LimitedModel(model, Limits.of(limits, model.model.signal.device))
-                  for model in models]
-    assert_same(decode(models[1], source.to(CUDA), WAYS[way]), decode(models[0], source, WAYS[way]))
+        models = [LimitedModel(model, limits_of(CONFIG)) for model in models]
+    expected, found = (decode(model, source, WAYS[way]) for model in models)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_blocks_are_greedy_tokens_of_their_width_in_every_network(variant):
     model = StepModel(random_model(VARIANTS[variant], dtype=torch.float32).to(CUDA))
-    source = random_tokens(VARIANTS[variant], 2)[0].to(CUDA)
+    source = random_tokens(VARIANTS[variant], 2)[0]
     greedy, blocks = (decode(model, source, DecodeConfig(block_size=k), width=5).tokens
                       for k in (1, 5))
     assert torch.equal(greedy, blocks)
@@ -89,24 +86,22 @@ def test_text_with_every_proposer_and_padding(proposer, sampling):
     padding = torch.arange(21) >= torch.tensor([[21], [3], [19]])
     options = DecodeConfig(block_size=4, proposer=proposer, window=5, candidates=3, **sampling)
     decoded = []
-    for model, device in zip(models, ("cpu", CUDA), strict=True):
+    for model in models:
         made = proposer_for(proposer, models[0])
         if proposer == "draft":
-            made.draft.model.to(device)
-        decoded.append(decode(model, source.to(device), options, proposer=made,
-                              padding=padding.to(device)))
+            made.draft.model.model.to(model.device)
+        decoded.append(decode(model, source, options, proposer=made, padding=padding))
     assert_same(decoded[1], decoded[0])
 
 
 @pytest.mark.parametrize("way", ["exact", "sampled", "speculative"])
 def test_rows_are_refilled_in_place(way):
     (cpu, gpu), source = on_both(CONFIG), random_tokens(CONFIG, 7)[0]
-    waiting = [Waiting(one, key, key) for key, one in enumerate(source.to(CUDA))]
-    stream = Stream(Algorithm(gpu, WAYS[way]), ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]), stacked,
-                    ROWS)
+    waiting = [Waiting(one, key, key) for key, one in enumerate(source)]
+    stream = Stream(algorithm_of(gpu, WAYS[way]), ScriptedFeed(waiting, [1, 0, 2, 0, 0, 1]),
+                    stacked, ROWS)
     for one in [one for some in stream.run() for one in some]:
-        alone = decode(cpu, source[one.item.tag, None], WAYS[way],
-                       keys=torch.tensor([one.item.tag]))
+        alone = decode(cpu, source[one.item.tag, None], WAYS[way], keys=[one.item.tag])
         assert one.tokens.tolist() == alone.tokens[0].tolist()
         assert one.trace.accepted == alone.traces[0].accepted
 

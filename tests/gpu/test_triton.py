@@ -9,9 +9,10 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from fakes import TINY, random_model, random_tokens
+from fakes import TINY, limits_of, random_model, random_tokens
 
 from tests.proofs.test_refill import assert_equal, refilled
 
@@ -22,12 +23,10 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.config import DecodeConfig
 from superres.decoding import reference
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.limits import Limits
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
 from superres.decoding.plain.limited import LimitedModel
 from superres.errors import ConfigError, ScoresError
 from superres.gpu import kernel, launch, model, speculative
@@ -35,8 +34,8 @@ from superres.gpu.model import TritonModel
 from superres.gpu.sum_order import sum_orders
 from superres.gpu.weights import Tuning, filling, pack
 from superres.nn.torch_model import StepModel
-from superres.pipeline.choose import step_model
-from superres.tasks.consistency import cell_limits
+from superres.nn.weights import network_of
+from superres.pipeline.choose import engine_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONFIG = replace(
@@ -77,24 +76,31 @@ def models(config=CONFIG, limited=False, seed=0, tuning=None):
     return [LimitedModel(model, limits_of(config)) for model in both]
 
 
-def limits_of(config):
-    return Limits.of(cell_limits(config.source_shape, config.target_shape, config.vocabulary),
-                     torch.device(DEVICE))
-
-
 def sources(config, rows, seed=0):
-    return random_tokens(config, rows, seed)[0].to(DEVICE)
+    return random_tokens(config, rows, seed)[0]
+
+
+def started(model, source, options):
+    """Return a loop before its first iteration."""
+    algorithm = algorithm_of(model, options)
+    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
+    return Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm,
+                                       options.block_size))
 
 
 @torch.inference_mode()
 def begun(model, source, options, tokens):
     """Return a loop that has decoded the first `tokens` tokens, in two launches."""
-    loop = BlockwiseLoop(Algorithm(model, options), model.session(source, options.block_size),
-                         torch.arange(len(source), device=DEVICE))
-    loop.plain.state.limit.fill_(tokens)
+    loop = started(model, source, options)
+    loop.decoder.plain.state.limit.fill_(tokens)
     for count in (2, *[16] * tokens):
         loop.run(0 if loop.done() else count)
     return loop
+
+
+def tokens_of(loop, count):
+    """Return the first `count` tokens of all rows."""
+    return loop.decoder.plain.state.tokens[:, :count]
 
 
 def assert_same(found, expected):
@@ -113,9 +119,9 @@ def assert_same_traces(found, expected):
 def test_decodes_as_the_plain_engine(way, limited):
     source = sources(CONFIG, 1 if WAYS[way].is_sampling else 2)
     found, expected = (begun(model, source, WAYS[way], 4) for model in models(limited=limited))
-    assert found.runs_whole
-    assert not expected.runs_whole
-    assert torch.equal(found.plain.state.tokens[:, :4], expected.plain.state.tokens[:, :4])
+    assert found.decoder.compiled
+    assert not expected.decoder.compiled
+    assert torch.equal(tokens_of(found, 4), tokens_of(expected, 4))
     assert_same_traces(found.recorder.rows(), expected.recorder.rows())
 
 
@@ -124,16 +130,16 @@ def test_every_network_decodes_as_the_reference(network):
     config = NETWORKS[network]
     engine, plain = models(config, limited=True, seed=1)
     source, size = sources(config, 1, seed=1), min(4, config.prediction_heads)
-    steps = reference.decode(plain, source, DecodeConfig(size), size, length=6)
+    steps = reference.decode(plain, source.to(DEVICE), DecodeConfig(size), size, length=6)
     loop = begun(engine, source, DecodeConfig(size), 6)
-    assert loop.plain.state.tokens[0, :6].tolist() == reference.tokens_of(steps)
+    assert tokens_of(loop, 6)[0].tolist() == reference.tokens_of(steps)
     assert loop.recorder.rows()[0].accepted == [step.accepted for step in steps]
 
 
 def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
     engine, _ = models()
     source = sources(CONFIG, 2, seed=2)
-    expected, blocks, alone = (begun(engine, rows, DecodeConfig(size), 6).plain.state.tokens[:, :6]
+    expected, blocks, alone = (tokens_of(begun(engine, rows, DecodeConfig(size), 6), 6)
                                for rows, size in ((source, 1), (source, 3), (source[1:], 8)))
     assert torch.equal(blocks, expected)
     assert torch.equal(alone, expected[1:])
@@ -143,13 +149,14 @@ def test_blocks_have_the_tokens_of_single_steps_at_every_size_and_batch():
 def test_bfloat16_blocks_have_the_tokens_of_single_steps():
     network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
     engine, source = TritonModel(network, half=True), sources(CONFIG, 3)
-    many = source.repeat(filling(source.device), 1)  # two rows per program
+    count = filling(engine.device)
+    many = source.repeat(count, 1)  # two rows per program
     expected, blocks, alone, filled = (
-        begun(engine, rows, DecodeConfig(size), 12).plain.state.tokens[:, :12]
+        tokens_of(begun(engine, rows, DecodeConfig(size), 12), 12)
         for rows, size in ((source, 1), (source, 5), (source[1:2], 8), (many, 5)))
     assert torch.equal(blocks, expected)
     assert torch.equal(alone, expected[1:2])
-    assert torch.equal(filled, expected.repeat(filling(source.device), 1))
+    assert torch.equal(filled, expected.repeat(count, 1))
 
 
 @pytest.mark.filterwarnings("error")  # numbers from outside a tensor would overflow
@@ -166,7 +173,7 @@ def test_the_ring_of_keys_wraps_around():
     engine, plain = models(config, tuning=Tuning(chunk=16))
     source, options = sources(config, 1), DecodeConfig(7, accept="distance", epsilon=200)
     with torch.inference_mode():
-        assert engine.session(source, 5).cache.slots < config.target_length
+        assert engine.session(source.to(DEVICE), 5).cache.slots < config.target_length
     assert_same(decode(engine, source, options), decode(plain, source, options))
 
 
@@ -175,8 +182,8 @@ def test_the_ring_of_keys_wraps_around():
 def test_rows_are_refilled_and_kept(options):
     engine, plain = models()
     source = sources(CONFIG, 4, seed=4)
-    finished, decoder = refilled(engine, source, options, 2, ready=[1, 0, 1])
-    assert decoder.loop.runs_whole
+    finished, stream = refilled(engine, source, options, 2, ready=[1, 0, 1])
+    assert stream.loop.decoder.compiled
     assert_equal(finished, plain, source, options)
 
 
@@ -192,16 +199,15 @@ def test_what_the_kernel_does_not_do_is_left_to_the_plain_decoder(options):
 def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
     engine, _ = models(NETWORKS[network])
     rows, size = 6, 8
-    with torch.inference_mode():
-        loop = BlockwiseLoop(Algorithm(engine, DecodeConfig(size)),
-                             engine.session(sources(CONFIG, rows), size),
-                             torch.arange(rows, device=DEVICE))
-    held = [*loop.plain.session.row_state(), *loop.decoder.tensors[: -len(engine.weights.tensors)]]
+    decoder = started(engine, sources(CONFIG, rows), DecodeConfig(size)).decoder
+    held = [*decoder.plain.session.row_state(),
+            *decoder.decoder.tensors[: -len(engine.weights.tensors)]]
     found = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
                  for one in held}.values())
     record = engine.length * rows * 8 * (2 + size)  # of a decode that accepts one token at a time
     with torch.inference_mode():
-        own = sum(tensor.nbytes for tensor in engine.session(sources(CONFIG, 1), size).row_state())
+        session = engine.session(sources(CONFIG, 1).to(DEVICE), size)
+    own = sum(tensor.nbytes for tensor in session.row_state())
     assert found + record <= rows * (own + engine.row_bytes(size, True)) + 4096
     assert (engine.row_bytes(size, True) < engine.row_bytes(size, False)
             == StepModel.row_bytes(engine, size, False))
@@ -215,10 +221,10 @@ def test_scores_that_are_not_finite_are_an_error():
 
 
 def test_the_engine_is_chosen_by_name_and_tested(monkeypatch, caplog):
-    network = random_model(CONFIG, dtype=torch.float32).to(DEVICE)
-    assert step_model(network, engine="triton").engine == "triton"
+    network = network_of(random_model(CONFIG, dtype=torch.float32))
+    assert engine_of(network, device=DEVICE, engine="triton").name == "triton"
     monkeypatch.setattr(TritonModel, "decoder", lambda model, plain: None)
-    assert step_model(network, engine="triton").engine == "plain"
+    assert engine_of(network, device=DEVICE, engine="triton").name == "plain"
     assert ("since triton does not work here: its kernel does not decode with this "
             "network" in caplog.text)
 
@@ -230,8 +236,8 @@ def test_a_kernel_whose_tokens_differ_is_not_used(monkeypatch, caplog):
         return weights
 
     monkeypatch.setattr(model, "pack", damaged)
-    assert step_model(random_model(CONFIG, dtype=torch.float32).to(DEVICE),
-                      engine="triton").engine == "plain"
+    network = network_of(random_model(CONFIG, dtype=torch.float32))
+    assert engine_of(network, device=DEVICE, engine="triton").name == "plain"
     found = re.search(r"since triton does not work here: its test decoded (\[.*?\]), not (\[.*?\])",
                       caplog.text)
     assert found is not None
@@ -287,7 +293,7 @@ def test_each_kernel_is_tested_before_its_first_use(
         monkeypatch.setattr(module, name, wrong)
     chosen = LimitedModel(engine, limits_of(CONFIG)) if limited else engine
     for _ in range(2):
-        assert begun(chosen, sources(CONFIG, rows), options, 1).runs_whole is works
+        assert begun(chosen, sources(CONFIG, rows), options, 1).decoder.compiled is works
     said = "decoding with the engine plain, which is slower: its test of temperature"
     assert caplog.text.count(said) == caplog.text.count("plain") == 1 - works
 
@@ -302,10 +308,10 @@ def test_settings_that_the_kernel_does_not_do_are_named_once(caplog):
 
 def test_networks_and_devices_that_the_kernel_does_not_know_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="norms before the layers only; choose plain"):
-        step_model(random_model(replace(CONFIG, attention="causal")), engine="triton")
+        engine_of(network_of(random_model(replace(CONFIG, attention="causal"))), engine="triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="runs on a GPU, not on cpu"):
-        step_model(random_model(CONFIG), engine="triton")
+        engine_of(network_of(random_model(CONFIG)), engine="triton")
 
 
 LAYOUTS = """
@@ -353,13 +359,14 @@ def test_rows_share_a_program_only_if_their_sums_keep_their_order():
     source, used = sources(CONFIG, 3), list[int]()
     for orders in ({2: "a", 1: "a"}, {2: "a", 1: "b"}):
         loop = begun(engine, source, DecodeConfig(4), 0)
-        loop.decoder.alone = Tuning()
-        loop.decoder.choose_rows(lambda tuning, orders=orders: [orders[tuning.rows]])
-        loop.plain.state.limit.fill_(2)
+        decoder = loop.decoder.decoder
+        decoder.alone = Tuning()
+        decoder.choose_rows(lambda tuning, orders=orders: [orders[tuning.rows]])
+        loop.decoder.plain.state.limit.fill_(2)
         loop.run(2)
-        used.append(loop.decoder.constants["ROWS"])
-        expected = begun(plain, source, DecodeConfig(4), 2).plain.state.tokens
-        assert torch.equal(loop.plain.state.tokens[:, :2], expected[:, :2])
+        used.append(decoder.constants["ROWS"])
+        expected = begun(plain, source, DecodeConfig(4), 2)
+        assert torch.equal(tokens_of(loop, 2), tokens_of(expected, 2))
     assert used == [2, 1]
 
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from fakes import NATIVE, PLAIN, SMALL, Waiting, random_model, random_tokens, stacked
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.config import DecodeConfig
 from superres.config.tables import SOURCE_MULTIPLE
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.cost import measured_costs
-from superres.native import arrays
+from superres.native import arrays, decoder, session
 from superres.native.encoder import PARTS, encode, packed_encoder
 from superres.native.weights import PackedWeights
 from superres.nn.weights import network_of
@@ -138,23 +137,20 @@ def test_networks_that_share_a_threads_memory_do_not_disturb_each_other():
 
 def test_costs_are_measured_whatever_was_in_memory_before(monkeypatch):
     """They are measured in the middle of targets that were never begun."""
-    empty, empty_array = torch.empty, arrays.empty
+    empty = arrays.empty
 
-    def filled(*size, **options):
-        made = empty(*size, **options)
-        return made.fill_(torch.nan) if made.dtype == torch.float32 else made
-
-    def filled_array(shape, dtype):
-        made = empty_array(shape, dtype)
+    def filled(shape, dtype):
+        made = empty(shape, dtype)
         if made.dtype == np.float32:
             made.fill(np.nan)
         return made
 
-    monkeypatch.setattr(torch, "empty", filled)
-    monkeypatch.setattr(arrays, "empty", filled_array)
+    for module in (arrays, decoder, session):
+        monkeypatch.setattr(module, "empty", filled)
     config = NETWORKS["three layers"]
-    model, source = native_model(config), random_tokens(config, 3)[0]
-    assert min(measured_costs(model, source, DecodeConfig(), model.prediction_heads)) > 0
+    engine = native_model(config).native
+    assert min(measured_costs(engine, sources_of(config, 3), DecodeConfig(),
+                              engine.prediction_heads)) > 0
 
 
 def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypatch):
@@ -162,10 +158,10 @@ def test_decoding_encodes_in_compiled_code_alone_and_with_refilled_rows(monkeypa
     monkeypatch.delattr("superres.nn.model.EncoderDecoder.encode")
     alone = decode(model, source, DecodeConfig()).tokens
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    done = [one for some in Stream(Algorithm(model, DecodeConfig()), feed, stacked, 2).run()
-            for one in some]
+    stream = Stream(algorithm_of(model, DecodeConfig()), feed, stacked, 2)
+    done = [one for some in stream.run() for one in some]
     assert len(done) == len(source)
-    assert all(torch.equal(one.tokens, alone[one.item.tag]) for one in done)
+    assert all(one.tokens.tolist() == alone[one.item.tag].tolist() for one in done)
 
 
 @pytest.mark.parametrize(("source", "padding", "message"), [

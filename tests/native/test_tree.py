@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import limits_of, random_model, random_tokens
-from superres.native.model import NativeModel, NativeTreeSession
+from fakes import limits_of, on_native, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from decodes import decode
@@ -16,6 +15,7 @@ from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.plain.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.interfaces import Tree
+from superres.native.on_torch import TreeSessionOnTorch
 from superres.nn.torch_model import StepModel
 from tests.native.helpers import KNOWN, NATIVE, compiled, native_model
 from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
@@ -43,7 +43,7 @@ def test_the_step_over_a_tree_equals_the_uncached_network(variant):
     for tree in (BRANCHY, Tree([-1, 4, 0, 2, 3, 1], scored=2), random_tree(draw, 9)):
         session = native_model(config, threads=2).tree_session(
             random_tokens(config, 2)[0], tree, tree.ancestors.shape[1], padding)
-        assert isinstance(session, NativeTreeSession)
+        assert isinstance(session, TreeSessionOnTorch)
         check_tree_steps(random_model(config), tree, padding=padding, steps=8, session=session,
                          close=close)
         with pytest.raises(ValueError, match="columns cannot read 3"):
@@ -69,7 +69,7 @@ def test_trees_with_a_trunk_get_the_plain_step_and_one_line(caplog):
     model, source = native_model(KNOWN["text"]), random_tokens(KNOWN["text"], 1)[0]
     for _ in range(2):
         session = model.tree_session(source, Tree([-1, 0, 1], root=1), 2)
-        assert not isinstance(session, NativeTreeSession)
+        assert not isinstance(session, TreeSessionOnTorch)
     assert caplog.messages == ["decoding with the plain step in float32, which is slower: the "
                                "native step does not support trees with a trunk"]
 
@@ -90,7 +90,7 @@ def test_native_iterations_are_those_of_the_loop(task, sizes, criterion):
     source = random_tokens(config, ROWS)[0]
     options = DecodeConfig(proposer="lookahead", **SIZES[sizes], **CRITERIA[criterion])
 
-    def decoded(kind=NativeModel, options=options, **more):
+    def decoded(kind=on_native, options=options, **more):
         network = (wordy(config, 2, torch.float32) if text  # it ends its sentences
                    else random_model(config, dtype=torch.float32))
         model = kind(network, end_token=1 if text else None)

@@ -22,7 +22,8 @@ from superres.native import abi, build, diagnosis, variants
 from superres.native.build import NativeUnavailable
 from superres.native.diagnosis import report
 from superres.native.variants import BY_NAME, WASM, for_machine
-from superres.pipeline.choose import step_model
+from superres.nn.weights import network_of
+from superres.pipeline.choose import engine_of
 from tests.native.helpers import compiled, packaged, printed, small_source
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -94,7 +95,7 @@ def test_a_variant_that_cannot_run_is_refused_in_one_line(name, message, monkeyp
     monkeypatch.setenv("SUPERRES_NATIVE", name)
     # No plain step in its place: who names a variant wants that one.
     with pytest.raises(ConfigError, match=f"SUPERRES_NATIVE{message}") as error:
-        step_model(random_model(replace(SMALL, **NATIVE), dtype=torch.float32))
+        engine_of(network_of(random_model(replace(SMALL, **NATIVE), dtype=torch.float32)))
     assert "\n" not in str(error.value)
     assert not isinstance(error.value, NativeUnavailable)
 

@@ -7,18 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, Waiting, random_tokens, stacked
+from fakes import NATIVE, Waiting, on_native, random_tokens, stacked
 from textual import CONFIG, sentences, vocabulary, wordy, write_pairs
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.errors import CheckpointError
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.pipeline.translator import Translator
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, TOKENS, Shortlists, make_shortlists
@@ -83,11 +81,12 @@ def test_a_damaged_file_gets_one_line(content, tmp_path):
 @pytest.mark.parametrize("words", [WORDS[:3], [300]])
 def test_heads_propose_words_of_the_list_and_outputs_stay_those_of_greedy_decoding(words,
                                                                                    precision):
-    model = NativeModel(wordy(NETWORK, 2, torch.float32), end_token=1, precision=precision)
+    engine = on_native(wordy(NETWORK, 2, torch.float32), end_token=1,
+                       precision=precision).native
     source = random_tokens(NETWORK, 3)[0]
-    greedy = decode(model, source, DecodeConfig(block_size=1))
-    model.shortlists = lists(*words).of
-    blocks = decode(model, source, DecodeConfig(block_size=4))
+    greedy = decode(engine, source, DecodeConfig(block_size=1))
+    engine.shortlists = lists(*words).of
+    blocks = decode(engine, source, DecodeConfig(block_size=4))
     assert torch.equal(blocks.tokens, greedy.tokens)
     for trace in blocks.traces:
         assert set(trace.proposed[1:, 1:].ravel().tolist()) <= set(words)
@@ -95,20 +94,21 @@ def test_heads_propose_words_of_the_list_and_outputs_stay_those_of_greedy_decodi
 
 @native
 def test_with_all_words_on_the_list_heads_propose_as_from_all_words_also_in_refilled_rows():
-    model = NativeModel(wordy(NETWORK, 2, torch.float32), end_token=1, precision="int8")
+    engine = on_native(wordy(NETWORK, 2, torch.float32), end_token=1,
+                       precision="int8").native
     source, options = random_tokens(NETWORK, 20)[0], DecodeConfig(block_size=4)
-    without = decode(model, source, options)
-    model.shortlists = lists(1, *WORDS).of
-    listed = decode(model, source, options)
+    without = decode(engine, source, options)
+    engine.shortlists = lists(1, *WORDS).of
+    listed = decode(engine, source, options)
     # The scores of a list are those of bytes, which may order close ones otherwise.
     assert sum(one.accepted == other.accepted for one, other in zip(listed.traces, without.traces,
                                                                     strict=True)) >= 16
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    done = {one.item.tag: one for some in Stream(Algorithm(model, options), feed, stacked, 2).run()
-            for one in some}
+    stream = Stream(algorithm_of(engine, options), feed, stacked, 2)
+    done = {one.item.tag: one for some in stream.run() for one in some}
     for row, trace in enumerate(listed.traces):
         assert done[row].trace.accepted == trace.accepted
-        assert torch.equal(done[row].tokens, without.tokens[row])
+        assert done[row].tokens.tolist() == without.tokens[row].tolist()
 
 
 @native

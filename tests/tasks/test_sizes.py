@@ -20,13 +20,13 @@ from superres import load
 from superres.checkpoint import read_checkpoint, save_checkpoint
 from superres.cli.main import run
 from superres.config import DecodeConfig, ModelConfig
-from superres.decoding.plain.limited import LimitedModel
 from superres.errors import CheckpointError, ConfigError
 from superres.native import build
+from superres.nn.weights import network_of
 from superres.pictures.read import Picture
 from superres.pictures.write import encode_png
 from superres.pipeline.auto import face_task
-from superres.pipeline.choose import step_model
+from superres.pipeline.choose import engine_of
 from superres.tasks.crops import parse_crop
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.faces import FaceTask, area_reduce
@@ -176,9 +176,9 @@ def test_attention_over_a_large_image_is_refused():
 def test_engines_decode_a_large_source_without_encoder_layers(engine, consistent):
     config = replace(LARGE, **NATIVE, conditioning_width=32)
     source = random_tokens(config, 2)[0]
-    model = step_model(random_model(config, dtype=torch.float32), engine=engine)
-    assert model.engine == engine
-    model = LimitedModel(model, limits_of(config)) if consistent else model
-    greedy, blocks = (decode(model, source, DecodeConfig(block_size=size), width=4) for size in (1,
-                                                                                                 4))
+    made = engine_of(network_of(random_model(config, dtype=torch.float32)), engine=engine)
+    assert made.name == engine
+    limits = limits_of(config) if consistent else None
+    greedy, blocks = (decode(made, source, DecodeConfig(block_size=size), width=4, limits=limits)
+                      for size in (1, 4))
     assert torch.equal(greedy.tokens, blocks.tokens)

@@ -56,7 +56,7 @@ export function stageKey(key, stage) {
   return (b << 32n | a) & 2n ** 63n - 1n;
 }
 
-/** Return the bounds of the sums of cells: `Limits.bounds` of superres/decoding/sum_limits.py, int64 [2, T + 1]. */
+/** Return the bounds of the sums of cells: `Limits.bounds` of superres/decoding/limits.py, int64 [2, T + 1]. */
 function boundsOf(source, {source: side, target, coarse}) {
   const factor = target / side, size = factor ** 2, length = target ** 2 * CHANNELS, half = Math.floor(size / 2);
   const [low, high] = [new Float64Array(source.length), new Float64Array(source.length)];
