@@ -138,8 +138,8 @@ def test_refilled_rows_and_changing_block_sizes_give_the_same_tokens():
     wanted = decode(model, source, DecodeConfig()).tokens
     assert_consistent(wanted, source, LARGER)
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    finished = [one for some in Stream(algorithm_of(model, DecodeConfig()), feed, stacked,
-                                         2).run() for one in some]
+    stream = Stream(algorithm_of(model, DecodeConfig()), feed, stacked, 2)
+    finished = [one for some in stream.run() for one in some]
     assert len(finished) == 5
     for one in finished:
         assert one.tokens.tolist() == wanted[one.item.tag].tolist()

@@ -197,8 +197,8 @@ INTERVALS = [None, 1, 7, 1000]
 def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(way, rows,
                                                                                 monkeypatch):
     config, options = replace(VARIANTS["sequential heads"], **NATIVE), DecodeConfig(**WAYS[way])
-    model, source = on_native(random_model(config, dtype=torch.float32)), random_tokens(config,
-                                                                                          rows)[0]
+    model = on_native(random_model(config, dtype=torch.float32))
+    source = random_tokens(config, rows)[0]
     sizes = None if options.is_sampling else ConfidentBlockSize(
         Confidence(0.0, 1.0, 0.8), [1.0, 1.1, 1.2, 1.3, 1.4], options, config.vocabulary)
     asked, advance = [], NativeDecoder.advance
