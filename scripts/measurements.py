@@ -33,6 +33,7 @@ from PIL import Image
 
 from superres.config import require
 from superres.errors import ConfigError, InvalidInputError, SuperresError
+from superres.system.machine import machine
 from superres.system.output import (
     figure_png,
     markdown_table,
@@ -100,13 +101,9 @@ class Table:
             ConfigError: the document has other conditions or another processor, or cannot be read.
             OutputError: the folder cannot be written.
         """
-        import torch  # the tables are made with it, `make demo` is not
-
-        from superres.system.machine import machine
-
         self.name, self.folder, self.path = (name or module, folder,
                                              folder / f"{name or module}.json")
-        here = machine(torch.device(device))
+        here = machine(device)
         self.document: Document = {
             "table": module, "command": command_text(sys.argv), "commit": commit(),
             "date": datetime.date.today().isoformat(), "machine": here, "conditions": conditions,
