@@ -4,11 +4,11 @@ a compiler and without torch.
     make wheels PLATFORMS=linux_x86_64
     python scripts/check_wheel.py dist/superres-0.1.0-py3-none-linux_x86_64.whl
 
-The wheel must have every variant of its machine and of WebAssembly, run README's commands on a face,
-a photo and a sentence, upscale the face with the engine `native` to the pixels that this repository
-gives, write the page for browsers with its own modules, and serve the web demo with its examples.
-superres is the wheel's. Its dependencies, those of the extras ui and text included, are those of
-the Python that runs this script, and no other package of it is there.
+The wheel must have every variant of its machine and of WebAssembly, run README's commands on a
+face, a photo and a sentence, upscale the face with the engine `native` to the pixels that this
+repository gives, write the page for browsers with its own modules, and serve the web demo with its
+examples. superres is the wheel's. Its dependencies, those of the extras ui and text included, are
+those of the Python that runs this script, and no other package of it is there.
 """
 
 from __future__ import annotations

@@ -216,27 +216,25 @@ def run_tests(chosen: list[Target]) -> bool:
 def step() -> None:
     """Print the work of a step of CHECKPOINT by engine and columns, and the seconds that it takes
     on one thread."""
-    import torch
+    import numpy as np
 
     import superres
 
-    torch.set_num_threads(1)
     found = []
-    for engine in ("native", "native-int8"):
-        upscaler = superres.load(CHECKPOINT, device="cpu", engine=engine)
-        upscaler.scoring.threads = 1
-        config = upscaler.model_config
+    for name in ("native", "native-int8"):
+        upscaler = superres.load(CHECKPOINT, device="cpu", engine=name)
+        engine: Any = upscaler.scoring
+        engine.threads, config = 1, upscaler.model_config
         block = config.attention_block_length
         # it sees as many positions as the mean
         position = config.target_length // 2 // block * block + block // 2
         work = step_work(upscaler, position)
         for columns in (1, 10):
-            with torch.inference_mode():
-                session = upscaler.scoring.session(torch.full((1, config.source_length), 128),
-                                                   columns)
-                tokens = torch.full((1, columns), 128), torch.full((1,), position)
-                took = min(sum(session.part_seconds(*tokens, 1).values()) for _ in range(500))
-            found.append({"engine": engine, "columns": columns, "seconds": took, **work})
+            source = np.full((1, config.source_length), 128)
+            session = engine.session(engine.encode(source), columns)
+            tokens = np.full((1, columns), 128), np.full(1, position)
+            took = min(float(session.part_seconds(*tokens, 1).sum()) for _ in range(500))
+            found.append({"engine": name, "columns": columns, "seconds": took, **work})
     print(json.dumps(found))
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -16,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 
 from superres.config import (
@@ -31,7 +28,6 @@ from superres.config import (
     reader_of,
     require,
 )
-from superres.config.parameters import check_shapes, parameter_shapes
 from superres.errors import (
     CheckpointError,
     ConfigError,
@@ -39,20 +35,13 @@ from superres.errors import (
     SuperresError,
     extra_needed,
     first_line,
-    plain,
     shown,
 )
 from superres.interfaces import Network
 from superres.system.folders import bundled_folder
-from superres.system.json_files import (
-    MOST_BYTES,
-    parse_lines,
-    read_file,
-    read_json,
-    require_regular,
-)
+from superres.system.json_files import MOST_BYTES, parse_lines, read_file, read_json
 from superres.system.output import short_digest, write_atomically
-from superres.system.tensor_files import parse_tensors
+from superres.system.tensor_files import read_weights
 from superres.tasks.registry import TASK_FILES
 
 if TYPE_CHECKING:
@@ -61,11 +50,8 @@ if TYPE_CHECKING:
     from superres.nn.model import EncoderDecoder
 
 ConfigT = TypeVar("ConfigT", bound=Config)
-FloatT = TypeVar("FloatT", np.float32, np.float64)
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Accepted types of tensors in model.safetensors."""
 MOST_STAGES = 8
 """Largest number of stages of a cascade. If each doubles the sides, 1x1 pixel becomes 256x256, the
 largest picture."""
@@ -335,21 +321,9 @@ def save_entries(folder: Path, entries: Mapping[str, Any]) -> None:
                           "checkpoint, or give --no-save") from error
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Name the safetensors file `path` in a CheckpointError if the block finds it missing or
-    damaged."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({plain(str(error))}); fetch the checkpoint "
-                              "again") from error
-
-
 def load_network(place: str | Path | Checkpoint) -> Network:
-    """Load the network of a checkpoint, or of a folder; errors as for `read_weights`."""
+    """Load the network of a checkpoint, or of a folder; CheckpointError if it is missing or
+    damaged."""
     checkpoint = place if isinstance(place, Checkpoint) else read_checkpoint(place)
     arrays, digest = read_weights(checkpoint.folder / WEIGHTS, checkpoint.network)
     return Network(checkpoint.network, arrays, digest)
@@ -360,36 +334,6 @@ def load_checkpoint(place: str | Path | Checkpoint) -> EncoderDecoder:
     from superres.nn.weights import module_of
 
     return module_of(load_network(place))
-
-
-def read_weights(
-    path: Path, config: ModelConfig, dtype: type[FloatT] = np.float32,  # type: ignore[assignment]
-) -> tuple[dict[str, npt.NDArray[FloatT]], str]:
-    """Read the weights of a network of `config`: arrays of type `dtype` by name, and the file's
-    `weights_digest`.
-
-    The names and shapes of all tensors must match exactly. They are compared before a tensor is
-    converted, and no more is read than such weights can take. Raises CheckpointError if the file is
-    missing or damaged, the tensors do not match, or a weight is not finite.
-    """
-    shapes = parameter_shapes(config)
-    with reading(path):
-        most = MOST_BYTES + 8 * sum(map(math.prod, shapes.values()))  # of a header and F64
-        content = read_file(path, min(most, os.path.getsize(path)))
-        digest, stored = short_digest(content), parse_tensors(content)
-    del content
-    check_shapes(shapes, {name: one.shape for name, one in stored.items()}, str(path))
-    if wrong := [name for name, one in stored.items() if one.kind not in WEIGHT_TYPES]:
-        raise CheckpointError(f"{path}: tensor {wrong[0]} is of type {stored[wrong[0]].kind}, "
-                              f"not {', '.join(WEIGHT_TYPES)}; fetch the checkpoint again")
-    arrays = dict[str, npt.NDArray[FloatT]]()
-    for name in shapes:
-        with np.errstate(all="ignore"):  # a float64 may become infinite
-            arrays[name] = stored.pop(name).array().astype(dtype, copy=False)
-        if not np.isfinite(arrays[name]).all():
-            raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite; "
-                                  "fetch the checkpoint again")
-    return arrays, digest
 
 
 def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
@@ -405,8 +349,7 @@ def read_task_files(folder: Path, task: str) -> dict[str, bytes]:
 def weights_digest(folder: str | Path) -> str:
     """Return the first 12 hexadecimal digits of the SHA-256 of a checkpoint's weights."""
     path = Path(folder) / WEIGHTS
-    require_regular(path)
-    return short_digest(path.read_bytes())
+    return short_digest(read_file(path, os.path.getsize(path)))
 
 
 def fetch_from_hub(identifier: str) -> Path:

@@ -12,12 +12,14 @@ probability, independently of the other proposals. A number out of range is a Co
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import torch
 
 from superres.config import require
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
+from superres.decoding.plain.engine import PlainRows
 from superres.decoding.plain.sampling import SpeculativeSampler
 from superres.decoding.trace import RowTrace
 
@@ -85,15 +87,16 @@ def acceptance_rate(traces: list[RowTrace], block_size: int, candidates: int = 1
 
 
 @torch.inference_mode()
-def mean_overlap(loop: BlockwiseLoop) -> float:
-    """Run a loop with speculative sampling to its end, and return the mean of sum(min(p, q)) over
-    verified proposals; 0.0 without any.
+def mean_overlap(loop: Loop) -> float:
+    """Run a loop on torch with speculative sampling to its end, and return the mean of sum(min(p,
+    q)) over verified proposals; 0.0 without any.
 
     It estimates alpha without the sampling noise of the verdicts.
     """
-    state, total, count = loop.plain.state, 0.0, 0
+    rows = cast(PlainRows, loop.decoder)
+    state, total, count = rows.plain.state, 0.0, 0
     while not loop.done():
-        sampler, before = loop.plain.sampler, state.position.clone()
+        sampler, before = rows.plain.sampler, state.position.clone()
         loop.run(1)
         if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
             continue

@@ -43,7 +43,6 @@ from superres.cli.benchmark import image_work, text_work
 from superres.config import DEFAULT_CHECKPOINT, DEFAULT_TRANSLATOR, DecodeConfig, require
 from superres.decoding.block_size import DEFAULT_BLOCK_SIZE
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.proposer import with_proposer_state
 from superres.decoding.trace import mean_accepted_block_size
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.benchmark import run_record
@@ -125,7 +124,7 @@ class Comparison:
                                    min(self.base.block_size or default, self.largest(name)))
             try:
                 proposer = self.pipeline.proposers.get(options) or PROPOSERS[name]()
-                with_proposer_state(self.pipeline.scoring, proposer)
+                proposer.check(self.pipeline.scoring)
                 require(options.block_size != 1, "the checkpoint has no prediction heads")
             except (ConfigError, CheckpointError) as error:
                 missing[name] = str(error)
@@ -148,7 +147,7 @@ class Comparison:
         baselines = {mode: Variant(mode, self.options("heads", mode, 1), None) for mode in MODES}
         everything = [*baselines.values(), *variants]
         alternate(self.batches, {(one.options.proposer, one.mode, one.options.block_size): (
-            self.pipeline.scoring_for(one.options), one) for one in everything})
+            self.pipeline.scoring, one) for one in everything})
         # Both modes of sampling have a baseline of one token per step; the faster one is the
         # baseline of both modes.
         sampling = min((baselines["coupled"], baselines["speculative"]),
@@ -186,10 +185,8 @@ class Comparison:
         """Return E[min(p, q)], measured in a separate decoding of the first batch."""
         if variant.proposer is None:
             return 0.0
-        model = self.pipeline.scoring_for(variant.options)
-        with torch.inference_mode():
-            return cost_model.mean_overlap(
-                loop_of(model, self.batches[0], variant.options, variant.proposer, is_single=True))
+        return cost_model.mean_overlap(loop_of(self.pipeline.scoring, self.batches[0],
+                                               variant.options, variant.proposer, is_single=True))
 
     def extra_bytes(self, variant: Variant) -> int:
         """Return the memory of the proposer in bytes: its weights, tables, and state of a batch."""
@@ -199,7 +196,8 @@ class Comparison:
         if variant.proposer.uses_heads and self.pipeline.model.heads is not None:
             held += sum(weight.numel() * weight.element_size()
                         for weight in self.pipeline.model.heads.parameters())
-        source, padding = self.batches[0]
+        source, padding = (None if part is None else torch.from_numpy(part).to(self.pipeline.device)
+                           for part in self.batches[0])
         with torch.inference_mode():
             state = variant.proposer.new_state(source, variant.options.block_size or 1, padding, 1)
         return held + sum(part.numel() * part.element_size()
@@ -273,10 +271,11 @@ def main(
     base = DecodeConfig(block_size=block_size, draft=draft, ngrams=ngrams)
     record = {name: value for name, value in run_record(work).items() if name != "machine"}
     table = Table("proposers", output, {
-        **record, "data": short_digest(source.cpu().numpy().tobytes()), "batch": batch,
+        **record, "data": short_digest(source.tobytes()), "batch": batch,
         "batches": count, "temperature": temperature}, work.pipeline.device,
                   f"proposers-{task.value}")
-    batches = [batch_of(work.pipeline, rows) for rows in source.split(batch)]
+    batches = [batch_of(work.pipeline, source[start : start + batch])
+               for start in range(0, len(source), batch)]
     comparison = Comparison(work.pipeline, batches, temperature, base)
     table.measure([Row("comparison", lambda: comparison.measure(names),
                        {"proposers": names, "base": base.to_dict()})])

@@ -13,44 +13,46 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from decodes import Decoded, iterations, result_of
+from decodes import Decoded, algorithm_of, engine_of, iterations, result_of
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
 from superres.evaluation.timing import Timer
-from superres.interfaces import ScoringModel
+from superres.interfaces import Bool, Engine, Int64, ScoringModel
+from superres.native.decoder import NativeDecoder
 from superres.pipeline.pipeline import Pipeline
 from superres.system.progress import Progress
 from superres.tasks import translation
 
-Batch = tuple[Tensor, Tensor | None]
+Batch = tuple[Int64, Bool | None]
 """Inputs that are decoded together: source tokens [B, S], and their padding mask, bool [B, S], or
 None."""
 
 
-def batch_of(pipeline: Pipeline, source: Tensor) -> Batch:
+def batch_of(pipeline: Pipeline, source: Int64) -> Batch:
     """Return a batch of padded source tokens, without the columns that are padding in all rows."""
     if pipeline.task != translation.name:
         return source, None
     padding = source == translation.PADDING
     longest = int((~padding).sum(1).max())
     source, padding = source[:, :longest], padding[:, :longest]
-    return source, padding if bool(padding.any()) else None
+    return source, padding if padding.any() else None
 
 
 ROUNDS = 3
 """Number of rounds over all batches, whose median times count."""
 SPLIT = 256
 """Number of iterations whose proposals are timed, per variant."""
+CHANGED = ("position", "limit", "proposals", "q_total")
+"""Arrays of compiled rows that an iteration changes, beside their tokens."""
 
 
 @dataclass
@@ -73,10 +75,11 @@ class Variant:
     decoded: list[Decoded] = dataclasses.field(default_factory=list)
     parts: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
-    def measure(self, model: ScoringModel, batches: Sequence[Batch], number: int) -> None:
+    def measure(self, model: ScoringModel | Engine, batches: Sequence[Batch],
+                number: int) -> None:
         """Decode batch `number` by `model` and record time and result; each new batch warms up
         first."""
-        batch, timer = batches[number], Timer(batches[number][0].device)
+        batch, timer = batches[number], Timer(engine_of(model).device)
         is_new = number == len(self.decoded)
         if is_new:
             list(islice(self._loops(model, batch, number), 2))  # warms up
@@ -92,10 +95,10 @@ class Variant:
         if self.proposes and len(self.parts) < SPLIT:
             self.parts += iteration_parts(model, batch, self.options, self.proposer, timer)
 
-    def _loops(self, model: ScoringModel, batch: Batch, number: int) -> Iterator[BlockwiseLoop]:
+    def _loops(self, model: ScoringModel | Engine, batch: Batch, number: int) -> Iterator[Loop]:
         source, padding = batch
         # no two rows share their noise
-        keys = torch.arange(len(source), device=source.device) + number * len(source)
+        keys = np.arange(len(source)) + number * len(source)
         return iterations(model, source, self.options, padding=padding, keys=keys, width=self.width,
                           proposer=self.proposer)
 
@@ -144,23 +147,22 @@ class Variant:
 
 
 def loop_of(
-    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer,
+    model: ScoringModel | Engine, batch: Batch, options: DecodeConfig, proposer: Proposer,
     is_single: bool = False,
-) -> BlockwiseLoop:
+) -> Loop:
     """Return the loop that decodes a batch; with `is_single`, in single iterations of torch.
 
     A criterion of the caller's keeps the loop on such iterations.
     """
     (source, padding), k = batch, options.block_size or 1
     criterion = CRITERIA[options.accept](options) if is_single else None
-    algorithm = Algorithm(model, options, proposer, criterion)
-    keys = torch.arange(len(source), device=source.device)
-    return BlockwiseLoop(algorithm, algorithm.model.session(source, k, padding), keys, k)
+    algorithm = algorithm_of(model, options, proposer, criterion)
+    encoded = algorithm.engine.encode(source, padding, algorithm)
+    return Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm, k))
 
 
-@torch.inference_mode()
 def iteration_parts(
-    model: ScoringModel, batch: Batch, options: DecodeConfig, proposer: Proposer | None,
+    model: ScoringModel | Engine, batch: Batch, options: DecodeConfig, proposer: Proposer | None,
     timer: Timer,
 ) -> list[tuple[float, float]]:
     """Decode a batch, and return the seconds of up to SPLIT iterations: the verification alone, and
@@ -180,34 +182,43 @@ def iteration_parts(
     return parts
 
 
-def verification(loop: BlockwiseLoop, clock: Callable[[], float] = time.perf_counter) -> float:
+@torch.inference_mode()
+def verification(loop: Loop, clock: Callable[[], float] = time.perf_counter) -> float:
     """Do the next iteration without its proposals, undo it, and return its seconds by `clock`.
 
     A whole iteration then takes these seconds and those of its proposals, in whatever runs the
     iterations. The loop must not be complete, and all blocks of one size; proposals of trees have
     no such part.
     """
-    plain, state, size = loop.plain, loop.plain.state, loop.plain.state.block_size
-    sampler = None if loop.runs_whole else plain.sampler
-    # q is written with proposals only, and counts for nothing without its total.
-    changed = [state.position, state.limit, state.proposals,
-               getattr(loop.decoder, "q_total", torch.empty(0))]
+    decoder: Any = loop.decoder
+    size, recorder, loop.recorder = decoder.block_size, loop.recorder, TraceRecorder()
+    # What an iteration changes; the next one commits the same tokens again. q is written with
+    # proposals only, and counts for nothing without its total.
+    if isinstance(decoder, NativeDecoder):
+        state: Any = decoder
+        changed = [torch.from_numpy(decoder.rows[name]) for name in CHANGED if name in decoder.rows]
+    else:
+        state = decoder.plain.state
+        changed = [state.position, state.limit, state.proposals,
+                   getattr(decoder.decoder, "q_totals", torch.empty(0))]
+    sampler = None if decoder.compiled else decoder.plain.sampler
     kept = [tensor.clone() for tensor in changed]
-    recorder, loop.recorder, plain.block_size = loop.recorder, TraceRecorder(), 1
+    decoder.resize(1)
+    decoder.resizable = False  # steps stay as wide
     started = clock()
     loop.run(1)
     seconds = clock() - started
-    # The committed tokens need no copy: the next iteration commits the same tokens.
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
-    loop.recorder, state.block_size, plain.block_size = recorder, size, size
+    decoder.resize(size)
+    state.block_size, decoder.resizable, loop.recorder = size, False, recorder
     if sampler is not None:
-        plain.sampler = sampler
+        decoder.plain.sampler = sampler
     return seconds
 
 
 def alternate(batches: Sequence[Batch],
-              variants: Mapping[Any, tuple[ScoringModel, Variant]]) -> None:
+              variants: Mapping[Any, tuple[ScoringModel | Engine, Variant]]) -> None:
     """Measure all variants, by any names, with their models alternately, batch by batch, in ROUNDS
     rounds."""
     with Progress("measuring", ROUNDS * len(batches) * len(variants), "decodes") as progress:

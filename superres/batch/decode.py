@@ -27,7 +27,7 @@ def decoded(
 
     `moved` gets the amount of work in progress, in pictures, after every step.
     """
-    from superres.decoding.batching import feed_of  # imports torch
+    from superres.decoding.batching import feed_of  # imports numpy
 
     while True:
         lost, error = yield from _decoded(feed, settings, upscaler, rows, moved)

@@ -58,7 +58,7 @@ def upscale_few(entries: Sequence[Input], options: BatchOptions, upscaler: Upsca
     Raises ConfigError if the checkpoint does not support `decode`. If the disk is full, the summary
     says so.
     """
-    from superres.decoding.batching import feed_of  # imports torch
+    from superres.decoding.batching import feed_of  # imports numpy
 
     started, summary = time.perf_counter(), Summary()
     decode = resolve_options(decode, upscaler, options.samples, options.finish)

@@ -193,7 +193,7 @@ class RunSettings:
 
     def output(self, result: Result[Request]) -> Output:
         """Return the output of a decoded image."""
-        from superres.pipeline.cascade import stage_traces  # imports torch
+        from superres.pipeline.cascade import stage_traces  # imports numpy
         from superres.pipeline.judging import JudgedResult
 
         image = self.task.decode(result.tokens[None])[0]

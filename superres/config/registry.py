@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import re
 from collections import UserDict
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from superres.errors import ConfigError, plain, shown
 
@@ -17,11 +16,8 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PLUGIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
-
-@functools.cache
-def _installed() -> Any:  # noqa: ANN401 -- its type differs between versions
-    """Return the entry points of all installed packages, whose lists are read once."""
-    return entry_points()
+_installed = functools.cache(lambda: entry_points())
+"""The entry points of all installed packages, whose lists are read once for all groups."""
 
 
 @functools.cache
@@ -61,13 +57,12 @@ class Registry(UserDict[str, T]):
     members and names that `with_plugins` adds from the entry points of `group`, if given. A plug-in
     is imported when its name is looked up, which raises a ConfigError if that fails or it does not
     fit; `data` has the implementations that are imported. Others than the first `members` are
-    classes derived from the class `base` that superres exports, which is imported to check them;
-    messages call them `label`.
+    classes derived from `base`, which superres exports; messages call them `label`.
     """
 
     def __init__(
         self, names: list[str], members: dict[str, T], group: str | None = None,
-        base: str = "", label: str = "",
+        base: type = object, label: str = "",
     ) -> None:
         self.plugins = {} if group is None else dict(plugins_of(group))
         self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
@@ -80,10 +75,9 @@ class Registry(UserDict[str, T]):
 
     def check(self, name: str, member: object) -> None:
         """Raise ConfigError unless `member` may be an implementation."""
-        base: type = getattr(importlib.import_module("superres"), self.base)
-        if not (isinstance(member, type) and issubclass(member, base)):
-            raise ConfigError(f"{name} must be a class derived from superres.{self.base}, not "
-                              f"{shown(member)}")
+        if not (isinstance(member, type) and issubclass(member, self.base)):
+            raise ConfigError(f"{name} must be a class derived from superres.{self.base.__name__}, "
+                              f"not {shown(member)}")
 
     def __getitem__(self, name: str) -> T:
         if name in self.shadowing:

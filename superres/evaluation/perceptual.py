@@ -7,18 +7,19 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
 from superres.pictures.read import Pixels
 from superres.system.progress import say
 
+if TYPE_CHECKING:  # the page has scores, too, and waits for no torch
+    import torch
+
 Scores: TypeAlias = npt.NDArray[np.float64]
-Weights: TypeAlias = dict[str, torch.Tensor]
+Weights: TypeAlias = "dict[str, torch.Tensor]"
 
 BATCH = 32  # pictures that are scored together, which bounds the memory
 WEIGHTS = "weights/vST0.0/vgg_shift_tolerant.pth"
@@ -47,6 +48,8 @@ def st_lpips() -> Callable[[Pixels, Pixels], Scores] | None:
         say("ST-LPIPS is left out, since stlpips-pytorch is not installed; pip install "
             "'superres[scores]'")
         return None
+    import torch
+
     path = Path(package.submodule_search_locations[0]) / WEIGHTS
     weights: Weights = torch.load(path, map_location="cpu", weights_only=True)
 
@@ -54,18 +57,20 @@ def st_lpips() -> Callable[[Pixels, Pixels], Scores] | None:
         parts = [np.empty(0)]
         for first in range(0, len(images), BATCH):
             pair = np.stack([pictures[first : first + BATCH] for pictures in (images, references)])
-            parts.append(distance(weights, torch.from_numpy(pair)).double().numpy())
+            with torch.inference_mode():
+                parts.append(distance(weights, torch.from_numpy(pair)).double().numpy())
         return np.concatenate(parts)
 
     return score
 
 
-@torch.inference_mode()
 def distance(weights: Weights, pair: torch.Tensor) -> torch.Tensor:
     """Return the ST-LPIPS [N] of pairs of pictures, uint8 [2,N,H,W,3]."""
+    from torch.nn import functional
+
     x = pair.flatten(0, 1).movedim(-1, 1) / 127.5 - 1  # [2N, 3, H, W]
     x = (x - weights["scaling_layer.shift"]) / weights["scaling_layer.scale"]
-    total = torch.zeros(pair.shape[1])
+    total = x.new_zeros(pair.shape[1])
     for stage, numbers in enumerate(CONVOLUTIONS):
         part = f"net.slice{stage + 1}"
         if stage:
@@ -83,5 +88,7 @@ def distance(weights: Weights, pair: torch.Tensor) -> torch.Tensor:
 def blurred_pooling(x: torch.Tensor, blur: torch.Tensor) -> torch.Tensor:
     """Return the maxima of 2x2 pixels of [N,C,H,W], blurred by `blur` [C,1,3,3] and reduced by
     two."""
+    from torch.nn import functional
+
     maxima = functional.pad(functional.max_pool2d(x, 2, stride=1), (2, 2, 2, 2), mode="reflect")
     return functional.conv2d(maxima, blur, stride=2, groups=x.shape[1])

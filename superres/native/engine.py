@@ -18,6 +18,7 @@ from superres.config import ModelConfig, general_costs
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
+from superres.errors import torch_needed
 from superres.interfaces import (
     Bool,
     Decoder,
@@ -113,9 +114,15 @@ class NativeEngine:
 
         Compiled code knows the package's own criteria, and the proposers heads, draft and
         lookahead. All others, and classes that derive from these, run on torch, whose steps are
-        native all the same.
+        native all the same; ConfigError without torch.
         """
-        return self if self._supports(algorithm) else self._plain
+        if self._supports(algorithm):
+            return self
+        options = algorithm.options
+        sampled = " and a temperature" if options.is_sampling else ""
+        with torch_needed(f"decoding with proposer {options.proposer}, accept {options.accept}"
+                          f"{sampled}"):
+            return self._plain
 
     def _supports(self, algorithm: Algorithm) -> bool:
         if algorithm.is_own or getattr(algorithm.criterion, "rule", None) is None:

@@ -28,7 +28,7 @@ FINISHES = ("none", "mean", "sharp")
 
 
 class Checkpoint(Protocol):
-    """A loaded checkpoint: a `superres.pipeline.pipeline.Pipeline`, which imports torch."""
+    """A loaded checkpoint: a `superres.pipeline.pipeline.Pipeline`."""
 
     def block_size(self, options: DecodeConfig) -> int:
         ...

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from superres.checkpoint import read_weights, reading, replaced_folder
+from superres.checkpoint import replaced_folder
 from superres.config import REQUIRED, Config, ModelConfig, setting
 from superres.errors import CheckpointError
 from superres.nn.model import EncoderDecoder
 from superres.system.json_files import read_json
-from superres.system.tensor_files import read_arrays
+from superres.system.tensor_files import read_arrays, read_weights, reading
 from superres.training.stage import Stage
 
 Optimizers = Sequence[torch.optim.Optimizer]

@@ -20,6 +20,7 @@ from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
 from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
 from superres.pipeline.translated import Translated
+from superres.system.machine import torch_version
 from superres.tasks.translation import END
 from superres.web import controls, drawing
 from superres.web.controls import Value
@@ -73,7 +74,7 @@ def translate_tab(decoding: VisitorDecoding, translator: Translator) -> None:
                 settings = controls.decoding_controls(default, heads, TRANSLATION,
                                                       min(SHOWN_BLOCK, heads))
                 settings.append(gr.Slider(
-                    0, MAX_BEAM, 0, step=1, label="Beam search",
+                    0, MAX_BEAM, 0, step=1, label="Beam search", visible=bool(torch_version()),
                     info="0 decodes in blocks with these settings; above 0: number of hypotheses, "
                     "without blocks."))
         with gr.Column(scale=3, min_width=300):

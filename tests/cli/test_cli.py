@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,11 +126,19 @@ def test_evaluate_prints_its_report_as_json_or_as_a_table_and_draws_a_sheet(
 
 
 @pytest.mark.slow
-def test_help_and_usage_errors_come_without_loading_the_network():
-    code = ("import sys; from superres.cli.main import run; assert run(['--help']) == "
-            "run(['upscale', '-h']) == 0; assert run(['upscale', 'x', '--output', 'y', "
-            "'--epsilon', '-1']) == 2; assert 'torch' not in sys.modules")
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+def test_commands_import_what_they_use_and_help_and_usage_errors_neither_numpy_nor_pillow(tmp_path):
+    Image.new("RGB", (8, 8), "peru").save(tmp_path / "face.png")
+    for commands, codes, unused in (
+        (["--help", "upscale -h", "translate -h", "upscale x --output y --epsilon -1"],
+         [0, 0, 0, 2], {"numpy", "PIL", "torch", "scipy", "skimage", "safetensors", "gradio"}),
+        (["upscale face.png --size 32 --device cpu"], [0],
+         {"scipy", "skimage", "huggingface_hub", "sentencepiece", "gradio", "pandas"})):
+        code = ("import sys; from superres.cli.main import run; "
+                f"assert [run(words.split()) for words in {commands}] == {codes}; "
+                f"assert not {unused} & sys.modules.keys(), {unused} & sys.modules.keys()")
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                              env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, check=False)
+        assert done.returncode == 0, done.stderr
     words = [sys.executable, "-m", "superres", "upscale", "--help"]
     assert "--manifest" in subprocess.run(words, cwd=ROOT, capture_output=True, text=True,
                                           check=True).stdout

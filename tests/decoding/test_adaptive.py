@@ -11,13 +11,14 @@ import torch
 from fakes import (
     SMALL,
     VARIANTS,
+    drafted,
     random_model,
     random_tokens,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodes import Numbered, decode
+from decodes import Numbered, decode, engine_of
 from superres.checkpoint import save_checkpoint
 from superres.config import CostRecord, DecodeConfig, StepCosts, general_costs
 from superres.decoding import cost
@@ -25,7 +26,6 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.block_size import fastest_size
 from superres.decoding.cost import measured_costs
-from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.errors import CheckpointError, ConfigError
 from superres.nn.torch_model import StepModel
@@ -60,7 +60,11 @@ def sizes_of(**batches):
     model = StepModel(random_model(SMALL, dtype=torch.float32))
     model.costs = CostRecord({name[1:]: StepCosts((1.0, 1.0 + slope), alone, start)
                               for name, (slope, alone, start) in batches.items()}, cores=2)
-    return BlockSizes(model)
+    return BlockSizes(engine_of(model))
+
+
+def sources(rows):
+    return random_tokens(SMALL, rows)[0].numpy()
 
 
 OPTIONS = DecodeConfig(adaptive=True)
@@ -72,29 +76,29 @@ OPTIONS = DecodeConfig(adaptive=True)
 ])
 def test_blocks_are_decoded_only_where_a_whole_decode_gains(alone, start, expected):
     """Blocks of five tokens take 1.6 and give 3.36."""
-    sizes, source = sizes_of(_1=(0.15, alone, start)), random_tokens(SMALL, 3)[0]
+    sizes, source = sizes_of(_1=(0.15, alone, start)), sources(3)
     assert HEADS == 5
     assert sizes.get(OPTIONS, source) == expected
     assert sizes.get(DecodeConfig(), source) is None
     # Where blocks of at least two tokens are asked for, there is no choice.
     assert sizes.get(replace(OPTIONS, min_block=2), source) == HEADS
-    algorithm = Algorithm(sizes.model, OPTIONS, adaptive=lambda *found: sizes.get(OPTIONS, *found))
+    algorithm = Algorithm(sizes.engine, OPTIONS, adaptive=lambda *found: sizes.get(OPTIONS, *found))
     stream = Stream(algorithm, feed_of([Numbered(row, row) for row in range(3)]),
                     lambda items: (source[[item.row for item in items]], None), 3)
     list(stream.run())
-    assert stream.loop.plain.session.width == expected
+    assert stream.loop.decoder.width == expected
 
 
 def test_the_costs_are_those_of_the_nearest_batch():
     sizes = sizes_of(_1=(0.15, 1, 0), _8=(9, 1, 0), _64=(0.15, 1, 0))
-    found = [sizes.get(OPTIONS, random_tokens(SMALL, rows)[0]) for rows in (1, 2, 3, 22, 23, 500)]
+    found = [sizes.get(OPTIONS, sources(rows)) for rows in (1, 2, 3, 22, 23, 500)]
     assert found == [HEADS, HEADS, 1, 1, HEADS, HEADS]
 
 
 def test_short_sentences_have_single_tokens_where_blocks_cost_something_at_once():
     sizes = sizes_of(_1=(0.15, 1, 4))
-    sizes.model.end_token = 3
-    source, padding = random_tokens(SMALL, 2)[0][:, :20], torch.zeros(2, 20, dtype=torch.bool)
+    sizes.engine.end_token = 3
+    source, padding = sources(2)[:, :20], np.zeros((2, 20), bool)
     assert sizes.get(OPTIONS, source, padding) == HEADS
     padding[:, 5:] = True
     assert sizes.get(OPTIONS, source, padding) == 1
@@ -103,27 +107,28 @@ def test_short_sentences_have_single_tokens_where_blocks_cost_something_at_once(
 def test_proposals_cost_what_the_proposer_s_cost():
     """A draft as large as its verifier makes larger blocks slower; proposals that are looked up do
     not."""
-    sizes, source = sizes_of(_1=(0.15, 1, 0)), random_tokens(SMALL, 1)[0]
-    draft = StepModel(sizes.model.model)
+    sizes, source = sizes_of(_1=(0.15, 1, 0)), sources(1)
+    model = StepModel(sizes.engine.model.model)
+    draft = drafted(model)
 
     def chosen(name, proposer):
         return sizes.get(DecodeConfig(4, proposer=name, adaptive=True), source, None, proposer)
 
     # In blocks of one token, the draft would not read the tokens that its next proposals depend on.
-    assert (chosen("draft", DraftProposer(draft)), chosen("lookup", LookupProposer())) == (2, 4)
-    draft.weight_bytes //= 100
-    assert chosen("draft", DraftProposer(draft)) == 4
-    draft.costs = CostRecord({"1": StepCosts((1.0,), 1.0)}, cores=2)  # as recorded
-    assert chosen("draft", DraftProposer(draft)) == 2
+    assert (chosen("draft", draft), chosen("lookup", LookupProposer())) == (2, 4)
+    model.weight_bytes //= 100
+    assert chosen("draft", draft) == 4
+    draft.draft.costs = CostRecord({"1": StepCosts((1.0,), 1.0)}, cores=2)  # as recorded
+    assert chosen("draft", draft) == 2
     assert sizes.get(DecodeConfig(1, proposer="draft", adaptive=True), source, None,
-                     DraftProposer(draft)) == 1
+                     draft) == 1
 
 
 def test_larger_blocks_never_cost_less(monkeypatch):
-    model, source = StepModel(random_model(SMALL, dtype=torch.float32)), random_tokens(SMALL, 1)[0]
+    engine = engine_of(StepModel(random_model(SMALL, dtype=torch.float32)))
     times = iter([5.0, 2.0, 3.0, 4.0, 6.0] * cost.ROUNDS)
     monkeypatch.setattr(cost, "_least_seconds", lambda *_: next(times))
-    assert measured_costs(model, source, DecodeConfig(), HEADS) == [2.0, 2.0, 3.0, 4.0, 6.0]
+    assert measured_costs(engine, sources(1), DecodeConfig(), HEADS) == [2.0, 2.0, 3.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize(("engine", "variant", "expected"), [

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, random_model, random_tokens
-from superres.native.model import NativeModel
+from fakes import SMALL, on_native, random_model, random_tokens
 from textual import CONFIG, wordy
 
 from decodes import decode
@@ -133,7 +132,7 @@ def test_select_moves_the_cache_of_a_session_of_pictures_too(engine):
     config = replace(SMALL, width=32, filter_size=32, head_filter_size=32)
     network = random_model(config, dtype=torch.float32)
     picture, targets = random_tokens(config, 2)
-    session = (StepModel(network) if engine == "plain" else NativeModel(network)).session(
+    session = (StepModel(network) if engine == "plain" else on_native(network)).session(
         picture[:1].expand(2, -1), 3)
     inputs = torch.cat([torch.zeros(2, 1, dtype=torch.int64), targets], dim=1)
     for start in range(0, 18, 3):

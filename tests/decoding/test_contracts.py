@@ -29,7 +29,8 @@ from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
 from superres.interfaces import Session
 from superres.nn.torch_model import StepModel
-from superres.pipeline.choose import ENGINES, step_model
+from superres.nn.weights import network_of
+from superres.pipeline.choose import ENGINES, engine_of
 from superres.tasks.registry import TASK_FILES, TASKS
 from tests.proofs.test_refill import refilled
 
@@ -125,15 +126,15 @@ def engine():
 def test_an_engine_needs_no_more_than_a_session(engine, options):
     """In a batch, and in a stream whose rows are refilled and become fewer."""
     network, source = random_model(SMALL, dtype=torch.float32), random_tokens(SMALL, 5)[0]
-    own, plain = (step_model(network, engine=name) for name in (engine, "plain"))
-    assert (type(own), own.engine, own.code) == (OwnEngine, "own", "own")
-    made = proposer_for(options.proposer, plain)
+    own, plain = (engine_of(network_of(network), engine=name) for name in (engine, "plain"))
+    assert (type(own.model), own.name, own.code) == (OwnEngine, "own", "own")
+    made = proposer_for(options.proposer, plain.model)
     assert torch.equal(*(decode(model, source, options, proposer=made).tokens for model in (own,
                                                                                             plain)))
     for mine, theirs in zip(*(refilled(model, source, options, 2, proposer=made)[0]
                               for model in (own, plain)),
                             strict=True):
-        assert torch.equal(mine.tokens, theirs.tokens)
+        assert np.array_equal(mine.tokens, theirs.tokens)
         assert mine.trace.accepted == theirs.trace.accepted
 
 

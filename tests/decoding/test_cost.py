@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fakes import drafted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,12 +20,10 @@ from cost_model import (
     mean_overlap,
 )
 from decodes import decode
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.trace import RowTrace
 from superres.errors import ConfigError
 from tests.proofs.test_speculative import VERIFIER, MarkovModel, speculative
+from timed_variants import loop_of
 
 RATES = st.floats(0, 1)
 
@@ -88,17 +87,15 @@ def test_both_measures_of_alpha_agree_with_the_distributions():
     options = speculative(block_size=2)
 
     def overlap(proposer, rows):
-        algorithm = Algorithm(VERIFIER, options, proposer)
-        session = algorithm.model.session(source[:rows], 2)
-        return mean_overlap(BlockwiseLoop(algorithm, session, torch.arange(rows)))
+        batch = source[:rows].numpy(), None
+        return mean_overlap(loop_of(VERIFIER, batch, options, proposer))
 
-    seen = acceptance_rate(decode(VERIFIER, source, options, proposer=DraftProposer(draft)).traces,
-                           2)
-    assert overlap(DraftProposer(draft), 4000) == pytest.approx(seen, abs=0.03)
+    seen = acceptance_rate(decode(VERIFIER, source, options, proposer=drafted(draft)).traces, 2)
+    assert overlap(drafted(draft), 4000) == pytest.approx(seen, abs=0.03)
     # sum(min(p, q)) by token
     exact = torch.minimum(VERIFIER.table.softmax(-1), draft.table.softmax(-1)).sum(-1)[:-1]
     assert float(exact.min()) < seen < float(exact.max())
-    assert overlap(DraftProposer(VERIFIER), 50) == pytest.approx(1)
+    assert overlap(drafted(VERIFIER), 50) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])

@@ -79,7 +79,7 @@ def test_the_mask_of_a_step_is_that_of_the_papers_figure():
     layout = Layout(4, range(5), 2)
     names = ["0", "a1", "a2", "a3", "b1", "b2", "b3"]
     stage = {0: "orange", 1: "green", 2: "red"}
-    names += [f"{stage[int(s)]} {int(s + c)}" for s, c in layout.cells.t()]
+    names += [f"{stage[int(s)]} {int(s + c)}" for s, c in layout.cells.T]
     assert len(names) == layout.tree.size == 5 * 3 + 2 * 3
     sees = {name: {names[i] for i in seen.tolist() if i >= 0}
             for name, seen in zip(names, layout.tree.ancestors, strict=True)}
@@ -139,7 +139,7 @@ def test_exact_equals_the_plain_decoder_whatever_is_in_the_pool(kind, temperatur
     options = replace(LOOKAHEAD, temperature=temperature, seed=3, block_size=4)
     pool = Hostile(torch.tensor(expected), kind)
     for loop in iterations(model, source, options, proposer=LookaheadProposer(pool)):
-        pool.position = loop.plain.state.position
+        pool.position = loop.decoder.plain.state.position
     decoded = result_of(loop)
     check(decoded, expected, 4)
     if kind == "right":
@@ -231,7 +231,8 @@ class MarkovTree(MarkovSession):
     tree: Tree = None
 
     def step(self, tokens, position):
-        place, scored = position.unsqueeze(1) + self.tree.depth, slice(self.tree.scored)
+        place, scored = (position.unsqueeze(1) + torch.from_numpy(self.tree.depth),
+                         slice(self.tree.scored))
         read = torch.where(place > 0, tokens, VOCABULARY)[:, scored]
         return StepOutput(self.model.table[read], None)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import SMALL, VARIANTS, ngrams_of, proposer_for, random_model, random_tokens
+from fakes import SMALL, VARIANTS, drafted, ngrams_of, proposer_for, random_model, random_tokens
 
 from decodes import decode
 from superres.config import DecodeConfig
@@ -57,7 +57,7 @@ def test_a_draft_equal_to_the_verifier_is_always_right():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 3)[0]
     for block_size in (2, 5, 9):
         decoded = decode(model, source, DecodeConfig(block_size=block_size),
-                         proposer=PROPOSERS["draft"](model))
+                         proposer=drafted(model))
         assert all(trace.iterations == -(-LENGTH // block_size) for trace in decoded.traces)
 
 
@@ -93,11 +93,11 @@ def lookup_by_hand(source, text, count):
 @pytest.mark.parametrize(("make", "message"), [
     (lambda model: PROPOSERS["draft"](), "needs a draft model; name its checkpoint with --draft"),
     (lambda model: PROPOSERS["ngram"](), "needs counts; name their file with --ngrams"),
-    (lambda model: PROPOSERS["draft"](StepModel(random_model(replace(SMALL, vocabulary=7)))),
+    (lambda model: drafted(StepModel(random_model(replace(SMALL, vocabulary=7)))),
      "the draft model has 7 tokens in its vocabulary, the verifier 6"),
-    (lambda model: PROPOSERS["draft"](StepModel(random_model(VARIANTS["text"]))),
+    (lambda model: drafted(StepModel(random_model(VARIANTS["text"]))),
      "has 30 target tokens"),
-    (lambda model: PROPOSERS["draft"](StepModel(random_model(SMALL), end_token=1)),
+    (lambda model: drafted(StepModel(random_model(SMALL), end_token=1)),
      "has 1 as its end token"),
     (
         lambda model: PROPOSERS["ngram"](

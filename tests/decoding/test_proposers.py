@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, draft_of, proposer_for, random_model, random_tokens
+from fakes import NATIVE, draft_of, drafted, proposer_for, random_model, random_tokens
 from safetensors.numpy import save_file
 from textual import (
     CONFIG,
@@ -29,10 +29,7 @@ from proposers import Comparison, Variant, batch_of, parse_proposers
 from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.errors import CheckpointError, ConfigError, InvalidInputError
 from superres.evaluation.timing import Timer
@@ -40,8 +37,9 @@ from superres.evaluation.workload import text_workload
 from superres.native import build
 from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import StepSession
+from superres.nn.weights import network_of
 from superres.pipeline.auto import load
-from superres.pipeline.choose import step_model
+from superres.pipeline.choose import engine_of
 from superres.tasks.face_data import FacePairs, write_npz
 from superres.tasks.translation import VOCABULARY_FILE, train_vocabulary
 from superres.training.stage import Stage
@@ -274,8 +272,8 @@ def test_every_proposer_of_text_is_measured(folder):
     names = parse_proposers("all")
     assert names == list(PROPOSERS)
     translator = load(folder, "cpu")
-    batches = [batch_of(translator, rows) for rows in text_workload(translator,
-                                                                    LINES).source(4).split(2)]
+    batches = [batch_of(translator, rows)
+               for rows in np.split(text_workload(translator, LINES).source(4), 2)]
     report = Comparison(translator, batches, 0.9, DecodeConfig()).measure(names)
     assert report["missing"] == {}
     by_name = {(row["proposer"], row["mode"]): row for row in report["rows"]}
@@ -302,11 +300,11 @@ def test_the_cost_of_a_draft_is_that_of_its_steps(mode, monkeypatch):
 
     monkeypatch.setattr(StepSession, "step", timed)
     monkeypatch.setattr(timed_variants, "Timer", lambda device: Timer(device, clock=lambda: now[0]))
-    source = torch.zeros(1, verifier.model.config.source_length, dtype=torch.int64)
+    source = np.zeros((1, verifier.model.config.source_length), np.int64)
     alone = DecodeConfig(1, temperature=float(mode != "greedy"),
                          sampling="coupled" if mode == "greedy" else mode)
     variants = [Variant(mode, alone, None), Variant(mode, alone, None),
-                Variant(mode, replace(alone, block_size=4, proposer="draft"), DraftProposer(draft))]
+                Variant(mode, replace(alone, block_size=4, proposer="draft"), drafted(draft))]
     for variant, model in zip(variants, (verifier, draft, verifier), strict=True):
         variant.measure(model, [(source, None)], 0)
     assert [variant.iteration for variant in variants] == [1, 0.25, 1.75]
@@ -323,16 +321,16 @@ def test_the_cost_of_a_draft_is_that_of_its_steps(mode, monkeypatch):
 def test_a_verification_that_is_timed_alone_changes_no_token(engine, name, sampling):
     network = replace(TINY, **NATIVE, source_shape=(2, 2, 3), target_shape=(4, 4, 3))
     verifier = random_model(network, dtype=torch.float32)
-    model, source = step_model(verifier, engine=engine), random_tokens(verifier.config, 2)[0]
+    model = engine_of(network_of(verifier), engine=engine)
+    source = random_tokens(verifier.config, 2)[0].numpy()
     options = DecodeConfig(3, proposer=name, **sampling)
-    proposer = DraftProposer(model) if name == "draft" else proposer_for(name, StepModel(verifier))
-    algorithm = Algorithm(model, options, proposer)
-    loop = BlockwiseLoop(algorithm, algorithm.model.session(source, 3), torch.arange(2))
+    proposer = drafted(model) if name == "draft" else proposer_for(name, StepModel(verifier))
+    loop = timed_variants.loop_of(model, (source, None), options, proposer)
     loop.run(1)
     while not loop.done():
         assert timed_variants.verification(loop) > 0
         loop.run(1)
-    assert loop.runs_whole == (engine == "native" and name in ("heads", "draft"))
+    assert loop.decoder.compiled == (engine == "native" and name in ("heads", "draft"))
     decoded = decode(model, source, options, proposer=proposer)
     assert torch.equal(result_of(loop).tokens, decoded.tokens)
     assert [trace.accepted for trace in result_of(loop).traces] == [trace.accepted

@@ -35,8 +35,7 @@ from superres.pipeline.upscaler import Upscaler
 SHAPES = {"source_shape": (4, 4, 3), "target_shape": (16, 16, 3)}
 TINY = replace(PRESETS["tiny"], width=32, filter_size=64, head_filter_size=32, attention_heads=2,
                prediction_heads=2, **SHAPES)
-CPU = torch.device("cpu")
-QUICK = Timer(CPU, repeats=2, warm_up=1)
+QUICK = Timer("cpu", repeats=2, warm_up=1)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def test_a_step_reads_every_weight_and_the_keys_that_attention_sees(upscaler, at
 def test_peak_memory_sees_what_is_held():
     # The peak is that of a process's whole life, so the test has a process of its own.
     code = ("import torch; from superres.evaluation.timing import peak_bytes; held = []; "
-            "print(*(peak_bytes(torch.device('cpu'), lambda: held.append(torch.ones(count)))"
+            "print(*(peak_bytes('cpu', lambda: held.append(torch.ones(count)))"
             " for count in (40_000_000, 60_000_000)))")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True)

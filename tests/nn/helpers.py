@@ -152,7 +152,7 @@ def check_tree_steps(
         for row in range(rows):
             start = int(position[row]) - tree.root
             targets = torch.zeros(tree.size, config.target_length, dtype=torch.int64)
-            place = (position[row] + tree.depth)
+            place = position[row] + torch.from_numpy(tree.depth)
             for column in range(tree.size):
                 seen = read_from(committed[row], tokens[row], start,
                                  path_of(tree, column))[: config.target_length]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from superres.config import DecodeConfig
 from superres.pictures.read import read_image
@@ -27,7 +27,7 @@ def by_item(stream):
 
 def images_of(upscaler, results):
     """Return the pictures of results, uint8 [N, S, S, 3]."""
-    return upscaler.face_task.decode(torch.stack([one.tokens for one in results]).numpy())
+    return upscaler.face_task.decode(np.stack([one.tokens for one in results]))
 
 
 def left_of(stream):

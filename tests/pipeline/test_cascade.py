@@ -80,8 +80,7 @@ def reduced(images, side):
 def test_every_picture_within_the_limits_reduces_to_both_sources(kind, rng):
     def draw(source, side, first):
         limits = cell_limits(source.shape[1:], (side, side, 3), 256, first)
-        low, high = Limits.of(limits, torch.device("cpu")).bounds(torch.from_numpy(encode(source)))[
-            0].tolist()
+        low, high = Limits.of(limits).bounds(encode(source))[0].tolist()
         tokens = np.zeros(side * side * 3, np.int64)
         for place in range(len(tokens)):
             known = sum(tokens[other] for other in limits.earlier[place] if other >= 0)

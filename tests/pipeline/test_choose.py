@@ -24,22 +24,24 @@ from superres.checkpoint import save_checkpoint
 from superres.cli.main import run
 from superres.config import PRESETS, DecodeConfig, ModelConfig
 from superres.errors import ConfigError
+from superres.interfaces import Network
+from superres.native.build import NativeUnavailable
+from superres.nn.weights import network_of
 from superres.pictures.read import read_image
 from superres.pipeline import choose, pipeline
 from superres.pipeline.choose import (
+    engine_of,
     fastest_device,
     fastest_exact,
     gpu_pays,
     pick_device,
     seconds_per_token,
-    step_model,
 )
 from superres.pipeline.resolved_options import combined, resolve_options
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import FaceTask
 from tests.pipeline.helpers import FACE
 
-GPU = torch.device("cuda")
 FASTEST = DecodeConfig(adaptive=True)
 
 # The device and the engine
@@ -53,7 +55,7 @@ def measured(monkeypatch, tmp_path):
     machine = SimpleNamespace(gpu="Small", count=0, is_steady=True,
                               seconds=[1e-3, 1e-4, 9e-3, 1e-4])
 
-    def measure(model, end_token, gpu):
+    def measure(network, end_token):
         machine.count += 1
         return machine.seconds, machine.is_steady
 
@@ -63,7 +65,7 @@ def measured(monkeypatch, tmp_path):
 
 
 def chosen(revision="0123"):
-    return fastest_device(None, None, revision, GPU).type
+    return fastest_device(Network(None, {}, revision), None)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [
@@ -107,27 +109,34 @@ def test_a_gpu_that_fails_leaves_the_decoding_to_the_cpu(measured, monkeypatch, 
 @pytest.mark.parametrize(("variant", "end_token"), [("sequential heads", None), ("text", 3)])
 def test_both_cases_are_measured_on_both_devices(variant, end_token, monkeypatch):
     """With a second CPU in place of the GPU."""
-    monkeypatch.setattr(choose, "FULL", {"cpu": 3})
-    network = random_model(replace(VARIANTS[variant], **NATIVE), dtype=torch.float32)
-    seconds, _ = seconds_per_token(network, end_token, torch.device("cpu"))
+    made, asked = choose.automatic, list[str]()
+
+    def automatic(network, end_token, device, warn):
+        asked.append(device)
+        return made(network, end_token, "cpu", warn)
+
+    monkeypatch.setattr(choose, "automatic", automatic)
+    monkeypatch.setattr(choose, "FULL", {"cpu": 3, "cuda": 3})
+    network = network_of(random_model(replace(VARIANTS[variant], **NATIVE), dtype=torch.float32))
+    seconds, _ = seconds_per_token(network, end_token)
+    assert asked == ["cpu", "cuda"]
     assert len(seconds) == 4
     assert all(0 < value < 1 for value in seconds)
 
 
 def test_a_checkpoint_is_loaded_on_the_faster_device_unless_one_is_asked_for(monkeypatch, tmp_path):
     asked = list[str]()
-    monkeypatch.setattr(pipeline, "pick_device",
-                        lambda name: torch.device("cpu" if name == "cpu" else "cuda"))
+    monkeypatch.setattr(pipeline, "pick_device", lambda name: "cpu" if name == "cpu" else "cuda")
 
-    def decided(model, end_token, revision, gpu):
-        asked.append(revision)
-        return torch.device("cpu")
+    def decided(network, end_token):
+        asked.append(network.revision)
+        return "cpu"
 
     monkeypatch.setattr(pipeline, "fastest_device", decided)
     save_checkpoint(random_model(TINY, dtype=torch.float32), tmp_path / "network")
     loaded = Upscaler.load(tmp_path / "network")
     assert asked == [loaded.revision]
-    assert loaded.device.type == "cpu"
+    assert loaded.device == "cpu"
     Upscaler.load(tmp_path / "network", "cpu")
     if not torch.cuda.is_available():
         for device, engine in (("cuda", "auto"), ("auto", "plain")):
@@ -136,11 +145,10 @@ def test_a_checkpoint_is_loaded_on_the_faster_device_unless_one_is_asked_for(mon
     assert len(asked) == 1
 
 
-def test_text_on_a_gpu_says_that_the_kernel_does_not_decode_it(caplog):
-    network = random_model(VARIANTS["text"], dtype=torch.float32)
-    del network.signal
-    network.signal = SimpleNamespace(device=GPU)
-    assert step_model(network, 3).engine == "plain"
+def test_text_on_a_gpu_says_that_the_kernel_does_not_decode_it(monkeypatch, caplog):
+    monkeypatch.setattr(choose, "module_on", lambda network, *_: network.module)
+    network = network_of(random_model(VARIANTS["text"], dtype=torch.float32))
+    assert engine_of(network, 3, "cuda").name == "plain"
     assert ("decoding with the engine plain on the GPU, since triton does not decode with this "
             "network: " in caplog.text)
 
@@ -150,7 +158,34 @@ def test_an_absent_device_is_refused():
     for name in ("cuda", "tpu"):
         with pytest.raises(ConfigError, match=name):
             pick_device(name)
-    assert pick_device("auto") == torch.device("cpu")
+    assert pick_device("auto") == "cpu"
+
+
+def test_a_gpu_that_nothing_decodes_on_is_named_once(monkeypatch, caplog):
+    monkeypatch.setattr(choose, "gpu_present", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    choose._say_that_no_gpu_decodes.cache_clear()
+    assert [pick_device("auto"), pick_device("auto")] == ["cpu", "cpu"]
+    assert caplog.text.count("decoding on the CPU, although there is a GPU: --device cuda needs "
+                             "torch: pip install 'superres[torch]'") == 1
+    with pytest.raises(ConfigError, match=r"^--device cuda needs torch: pip install "):
+        pick_device("cuda")
+    monkeypatch.setattr(choose, "gpu_present", lambda: False)
+    assert pick_device("auto") == "cpu"
+
+
+def test_without_compiled_code_and_torch_both_ways_to_decode_are_named(monkeypatch):
+    def refuse(*_, **options):
+        raise NativeUnavailable("no C++ compiler is installed; install one")
+
+    network = network_of(random_model(TINY, dtype=torch.float32))
+    monkeypatch.setattr(choose, "NativeEngine", refuse)
+    assert engine_of(network).name == "plain"
+    monkeypatch.delitem(sys.modules, "superres.nn.weights")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"^decoding without compiled code \(no C\+\+ compiler is "
+                       r"installed; install one\) needs torch: pip install 'superres\[torch\]'$"):
+        engine_of(network)
 
 
 # The settings

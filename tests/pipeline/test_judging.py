@@ -26,7 +26,7 @@ from superres.evaluation.reliability import (
     pixel_error,
     threshold_of,
 )
-from superres.pipeline.choose import step_model
+from superres.nn.torch_model import StepModel
 from superres.pipeline.upscaler import Face, Upscaler
 from superres.tasks.face_data import FacePairs
 from superres.tasks.faces import image_key
@@ -64,8 +64,8 @@ def of_single_steps(upscaler, source, target):
     """Return the bits and the variances of a picture's tokens, by steps of one token in float32, as
     p1 judges."""
     tokens, bits, variance = torch.from_numpy(target.reshape(1, -1).astype(np.int64)), 0.0, []
-    session = step_model(upscaler.model,
-                         engine="plain").session(upscaler.source_tokens(source[None]), 1)
+    sources = torch.from_numpy(upscaler.source_tokens(source[None]))
+    session = StepModel(upscaler.model).session(sources, 1)
     for place in range(tokens.shape[1]):
         before = tokens[:, max(place - 1, 0)].view(1, 1)
         log_p = session.step(

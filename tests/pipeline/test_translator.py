@@ -84,13 +84,13 @@ def test_compiled_code_continues_without_the_complete_rows_of_a_batch(toy, optio
     # A sample's noise belongs to its key.
     wanted = [several.decode([line], options, keys=[key]).texts[0]
               for key, line in enumerate(LINES)]
-    kept, real = [], NativeDecoder.shrink
+    kept, real = [], NativeDecoder.keep
 
-    def watched(decoder, rows, session):
-        kept.append((len(rows), len(decoder.plain.state.position)))
-        real(decoder, rows, session)
+    def watched(decoder, rows):
+        kept.append((len(rows), len(decoder.positions())))
+        real(decoder, rows)
 
-    monkeypatch.setattr(NativeDecoder, "shrink", watched)
+    monkeypatch.setattr(NativeDecoder, "keep", watched)
     assert several(LINES, options, batch_size=16).texts == wanted
     assert kept
     assert all(2 * rows <= before and before >= SHRUNK_TEXT for rows, before in kept)

@@ -26,7 +26,7 @@ from superres.config import BeamConfig, DecodeConfig, DecodeOptions
 from superres.decoding.acceptance import CRITERIA
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import COLUMNS, Stream
-from superres.decoding.loop import decoding_type
+from superres.decoding.plain.engine import PlainRows
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import (
     CheckpointError,
@@ -323,12 +323,15 @@ def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatc
 ], ids=str)
 def test_a_row_has_at_least_the_bytes_of_the_tensors_of_its_session(options, upscaler):
     width = upscaler.block_size(options)
-    algorithm = Algorithm(upscaler.scoring_for(options), options)
+    algorithm = Algorithm(upscaler.scoring, options,
+                          limits=upscaler.limits if options.consistent else None)
     source = upscaler.source_tokens(np.zeros((1, 8, 8, 3), np.uint8))
-    with torch.inference_mode():
-        session = decoding_type(algorithm, width).open_session(algorithm, source, width)
-    held = sum(tensor.nbytes for tensor in session.row_state())
-    beside = upscaler.scoring.row_bytes(session.width, options.proposer == "heads")
+    rows = algorithm.engine.start(algorithm.engine.encode(source, None, algorithm),
+                                  np.zeros(1, np.int64), algorithm, width)
+    parts = (rows.plain.session.row_state() if isinstance(rows, PlainRows)
+             else [*rows.session.rows.values(), *rows.rows.values()])
+    held = sum(part.nbytes for part in parts)
+    beside = upscaler.scoring.row_bytes(rows.width, options.proposer == "heads")
     assert held + beside <= upscaler.row_bytes(options) <= 2 * held + beside
 
 
@@ -344,7 +347,7 @@ def test_memory_that_torch_keeps_of_a_gpu_is_free(monkeypatch):
     for name, value in {"mem_get_info": (1000, 9000), "memory_reserved": 500,
                         "memory_allocated": 200}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_bytes(torch.device("cuda")) == 1300
+    assert free_bytes("cuda") == 1300
 
 
 # Settings

@@ -23,7 +23,9 @@ from fakes import (
     TINY,
     VARIANTS,
     draft_of,
+    drafted,
     limits_of,
+    on_native,
     proposer_for,
     random_model,
     random_tokens,
@@ -31,7 +33,6 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from superres.native.model import NativeModel
 
 import superres
 from decodes import decode
@@ -43,15 +44,14 @@ from superres.decoding.acceptance import CRITERIA
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
-from superres.native import build
+from superres.native import arrays, build
 from superres.nn.torch_model import StepModel
 from superres.pipeline.resources import NGRAMS
 from superres.pipeline.upscaler import Upscaler
 from superres.web.decoding import VisitorDecoding
 from tests.proofs.test_consistency import assert_consistent
-from tests.proofs.test_native import PreparedModel, Sessions, assert_same_decode
+from tests.proofs.test_native import Sessions, assert_same_decode, prepared
 from tests.proofs.test_refill import refilled
 
 DRAWS = settings().max_examples
@@ -137,13 +137,13 @@ def draws(draw, engines):
 
 
 @functools.cache
-def network_of(engine, network, seed, end_token):
+def model_of(engine, network, seed, end_token):
     """Return a small random network as a model."""
     config = NETWORKS[network]
     if engine == "plain":
         return StepModel(random_model(config, seed), end_token)
-    return PreparedModel(random_model(config, seed, torch.float32), end_token,
-                         precision=ENGINES[engine])
+    return prepared(random_model(config, seed, torch.float32), end_token,
+                    precision=ENGINES[engine])
 
 
 class SingleScorer:
@@ -175,10 +175,10 @@ class Case:
     def __init__(self, drawn):
         self.drawn, self.options = drawn, drawn.options
         config = NETWORKS[drawn.network]
-        self.inner = network_of(drawn.engine, drawn.network, drawn.seed, drawn.end_token)
+        self.inner = model_of(drawn.engine, drawn.network, drawn.seed, drawn.end_token)
         if drawn.engine != "plain":
-            self.inner.threads, self.inner.sessions = (drawn.threads,
-                                                       Sessions(rows_at_once=drawn.rows_at_once))
+            self.inner.native.threads = drawn.threads
+            self.inner.native.sessions = Sessions(rows_at_once=drawn.rows_at_once)
         self.model = LimitedModel(self.inner, limits_of(config)) if drawn.limited else self.inner
         self.source = random_tokens(config, drawn.rows, drawn.seed)[0]
         lengths = torch.tensor([7, 3, 5, 1])[: drawn.rows, None]
@@ -187,14 +187,12 @@ class Case:
 
     def proposer(self):
         name = self.options.proposer
-        if name != "draft" or self.drawn.engine == "plain":
-            proposer = proposer_for(name, self.inner)
-        else:
-            draft = draft_of(self.inner)
-            proposer = DraftProposer(NativeModel(draft.model, draft.end_token, threads=1))
-        if name == "draft" and self.drawn.limited:
-            proposer = DraftProposer(LimitedModel(proposer.draft, self.model.limits))
-        return proposer
+        if name != "draft":
+            return proposer_for(name, self.inner)
+        draft = draft_of(self.inner)
+        if self.drawn.engine != "plain":
+            draft = on_native(draft.model, draft.end_token, threads=1)
+        return drafted(draft, self.model.limits.limits if self.drawn.limited else None)
 
     def chooser(self):
         if self.drawn.chooser == "confident":
@@ -214,7 +212,7 @@ class Case:
 
     def decode_by_steps(self):
         """Return the decode by the loop around compiled steps."""
-        self.inner.sessions = Sessions(whole=False)
+        self.inner.native.sessions = Sessions(whole=False)
         return self.decode()
 
     def rows(self):
@@ -252,7 +250,7 @@ class Case:
             alone = self.options.proposer == "lookahead" and accepted == 1
             proposals[position] = [] if alone else [token for token in block[1:] if token != -1]
         drawn = self.options.proposer == "draft" and self.options.sampling == "speculative"
-        source = {"draft": self.scorer(row, self.proposer().draft)} if drawn else {
+        source = {"draft": self.scorer(row, self.proposer().model)} if drawn else {
             "propose": lambda tokens, first: proposals[len(tokens)]}
         return reference.decode(
             self.model, self.source[row : row + 1], self.options, self.options.block_size,
@@ -288,7 +286,7 @@ def check(drawn):
         assert (tokens, trace.accepted) == (reference.tokens_of(steps),
                                             [step.accepted for step in steps])
     if drawn.engine != "plain" and case.proposes_in_steps_alike:
-        case.inner.sessions = Sessions(rows_at_once=drawn.rows_at_once)
+        case.inner.native.sessions = Sessions(rows_at_once=drawn.rows_at_once)
         assert_same_decode(case.decode(), case.decode_by_steps())
     if drawn.chooser == "fixed" and options.sampling == "speculative":
         alone = case.decode(slice(number, number + 1))
@@ -300,15 +298,26 @@ def check(drawn):
 def _filled_memory():
     """Fill new memory: a value that is read before it is written then changes a result, or is no
     address."""
-    empty = torch.empty
+    empty, within = torch.empty, arrays._within
+    whole = {"int64": 2**40, "int32": 2**30, "uint16": 2**16 - 1, "uint8": 255}
+
+    def value(dtype):
+        name = str(dtype).removeprefix("torch.")
+        return np.nan if name.startswith("float") else whole[name]
 
     def filled(*shape, **options):
         tensor = empty(*shape, **options)
-        whole = {torch.int64: 2**40, torch.int32: 2**30, torch.uint8: 255}
-        return tensor.fill_(torch.nan if tensor.is_floating_point() else whole[tensor.dtype])
+        return tensor.fill_(value(tensor.dtype))
+
+    def filled_array(allocate, shape, dtype):
+        array = within(allocate, shape, dtype)
+        if allocate is np.empty:
+            array.fill(value(dtype))
+        return array
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", filled)
+        patch.setattr(arrays, "_within", filled_array)
         yield
 
 

@@ -13,12 +13,11 @@ from fakes import BAD_KEYS, VARIANTS, ScriptedModel, criterion_options, random_m
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodes import decode, result_of
+from decodes import algorithm_of, decode, result_of
 from superres.config import DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
 from superres.errors import ConfigError, InvalidInputError
 from superres.nn.torch_model import StepModel
 
@@ -149,19 +148,19 @@ def test_a_scripted_decode_equals_the_reference(hits, block_size, minimum, accep
         assert bool((decoded.tokens[row, decoded.lengths[row] :] == 0).all())
 
 
-def finish(model, source, block_size, width=None):
+def finish(model, source, block_size):
     """Drive the loop without the host's polling interval; return it with the number of model
     calls."""
-    options = DecodeConfig(block_size=block_size)
-    session = model.session(source, width or block_size)
-    loop = BlockwiseLoop(Algorithm(model, options), session, torch.arange(len(source)), block_size)
-    before = loop.plain.state.position.clone()
+    algorithm = algorithm_of(model, DecodeConfig(block_size=block_size))
+    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
+    loop = Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm, block_size))
+    plain = loop.decoder.plain
+    before = plain.state.position.clone()
     while not loop.done():
         loop.run(1)
-        assert bool(
-            ((loop.plain.state.position > before) | (before >= loop.plain.state.limit)).all())
-        before = loop.plain.state.position.clone()
-    return result_of(loop), session.calls
+        assert bool(((plain.state.position > before) | (before >= plain.state.limit)).all())
+        before = plain.state.position.clone()
+    return result_of(loop), plain.session.calls
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])

@@ -9,25 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fakes import NATIVE, SMALL, VARIANTS, Unruled, random_model, random_tokens
+from fakes import NATIVE, SMALL, VARIANTS, Unruled, on_native, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodes import decode
+from decodes import algorithm_of, decode, engine_of
 from superres.checkpoint import CONFIDENCE, read_checkpoint, save_checkpoint
 from superres.config import Confidence, CostRecord, DecodeConfig, StepCosts
 from superres.decoding import cost
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.confidence import (
-    ConfidentBlockSize,
-    HeadConfidence,
-    best_width,
-    passing,
-    reach,
-)
+from superres.decoding.confidence import ConfidentBlockSize, best_width, passing, reach
 from superres.decoding.cost import measured_costs
-from superres.decoding.loop import BlockwiseLoop
+from superres.decoding.loop import Loop
+from superres.decoding.plain.confidence import HeadConfidence
 from superres.errors import CheckpointError, ConfigError
 from superres.evaluation.calibration import (
     VerifiedProposals,
@@ -37,7 +31,6 @@ from superres.evaluation.calibration import (
     verified_proposals,
 )
 from superres.native import build
-from superres.native.model import NativeModel
 from superres.nn.torch_model import StepModel
 from superres.pipeline.choose import BlockSizes
 from superres.tasks.translation import END
@@ -78,13 +71,13 @@ def engines(variant, seed=0):
         network = random_model(TEXT[variant], seed, dtype=torch.float32)
         yield StepModel(network, END)
         if build.compiler() is not None:
-            yield NativeModel(network, threads=1, end_token=END)
+            yield on_native(network, END, threads=1)
         return
     network = random_model(ORDINAL[variant], seed, dtype=torch.float32)
     network.project.weight.div_(6)  # centres near the estimates, where float32 is precise
     yield StepModel(network)
     if build.compiler() is not None:
-        yield NativeModel(network, threads=1)  # all rows of a small batch are one group
+        yield on_native(network, threads=1)  # all rows of a small batch are one group
 
 
 @compiled
@@ -92,7 +85,7 @@ def engines(variant, seed=0):
     (name, *((1, 2), (5, 3))[number % 2]) for number, name in enumerate([*ORDINAL, *TEXT])])
 def test_compiled_exact_tokens_are_greedy_whatever_the_coefficients(variant, rows, threads):
     config, end = {**ORDINAL, **TEXT}[variant], END if variant in TEXT else None
-    model = NativeModel(random_model(config, dtype=torch.float32), threads=threads, end_token=end)
+    model = on_native(random_model(config, dtype=torch.float32), end, threads=threads)
     source = random_tokens(config, rows)[0]
     greedy = decode(model, source, DecodeConfig(block_size=1)).tokens
     for costs in COSTS:
@@ -107,11 +100,10 @@ def test_compiled_exact_tokens_are_greedy_whatever_the_coefficients(variant, row
 
 def test_no_token_counts_after_the_end_token():
     chooser = confident(Confidence(8, 0), "level", end_token=END)
-    sure = HeadConfidence(None, log_odds=[torch.zeros(2, 1)] * (HEADS - 1))
-    missing = torch.full((2,), 30)
-    block = torch.full((2, HEADS), 5)
+    sure = HeadConfidence(None, log_odds=[torch.zeros(2, 1)] * (HEADS - 1)).passed(chooser)
+    missing, block = np.full(2, 30), np.full((2, HEADS), 5)
     for place in range(HEADS):
-        ends = block.clone()
+        ends = block.copy()
         ends[:, place] = END
         assert chooser.choose(sure, ends, missing, chooser.block_costs(2, (30,))) == place + 1
     assert chooser.choose(sure, block, missing, chooser.block_costs(2, (30,))) == HEADS
@@ -216,21 +208,21 @@ def test_other_criteria_and_samples_have_the_size_that_costs_make_the_fastest(op
     options = DecodeConfig(accept=options) if isinstance(options, str) else options
     model = StepModel(random_model(ORDINAL["base aids"], dtype=torch.float32))
     model.costs = CostRecord({"1": StepCosts(tuple(COSTS["rising"]), 1.0)})
-    sizes, without = BlockSizes(model), BlockSizes(model)
-    source, options = random_tokens(SMALL, 1)[0], replace(options, adaptive=True)
+    sizes, without = BlockSizes(engine_of(model)), BlockSizes(engine_of(model))
+    source, options = random_tokens(SMALL, 1)[0].numpy(), replace(options, adaptive=True)
     sizes.confidence = Confidence(1, 1)
     assert isinstance(sizes.get(options, source), kind)
     assert without.get(options, source) == 4  # 2.95 tokens in 1.9; 3.36 in 2.2 are fewer per second
 
 
-@pytest.mark.parametrize("kind", [StepModel, pytest.param(NativeModel, marks=compiled)])
+@pytest.mark.parametrize("kind", [StepModel, pytest.param(on_native, marks=compiled)])
 def test_rows_that_are_refilled_have_the_tokens_that_they_have_alone(kind):
     model, sizes = kind(random_model(ORDINAL["sequential heads"], dtype=torch.float32)), confident()
     source = random_tokens(SMALL, 7)[0]
     finished, _ = refilled(model, source, DecodeConfig(), 3, adaptive=lambda *_: sizes)
     greedy = decode(model, source, DecodeConfig(block_size=1)).tokens
-    if kind is NativeModel:  # torch's kernels differ between batches
-        assert all(torch.equal(one.tokens, greedy[one.item.tag]) for one in finished)
+    if kind is on_native:  # torch's kernels differ between batches
+        assert all(one.tokens.tolist() == greedy[one.item.tag].tolist() for one in finished)
 
 
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=compiled)], ids=["Python", "compiled"])
@@ -238,16 +230,22 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     """The expected tokens and seconds of the latest iterations, also without the row that they were
     read from."""
     model, source = list(engines("sequential heads"))[number], random_tokens(SMALL, 2)[0]
-    sizes = confident()
-    loop = BlockwiseLoop(Algorithm(model, DecodeConfig()), model.session(source, HEADS),
-                         torch.arange(2), HEADS, sizes)
-    assert loop.runs_whole == bool(number)
+    sizes, algorithm = confident(), algorithm_of(model, DecodeConfig())
+    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
+    loop = Loop(algorithm.engine.start(encoded, np.arange(2), algorithm, HEADS, sizes))
+    assert loop.decoder.compiled == bool(number)
+
+    def rate():
+        decoder = loop.decoder
+        return (decoder.rows["rate"] if number else decoder.plain.block_costs.rate).copy()
+
     for _ in range(5):
         loop.run(1)
-    before, kept = loop.plain.block_costs.rate[0].clone(), torch.tensor([1])
-    assert before[1] != sizes.first[1]
-    loop.shrink(kept, model.session(source[kept], HEADS))
-    assert torch.equal(loop.plain.block_costs.rate[0], before)
+    before = rate()
+    assert before[1, 1] != sizes.first[1]
+    loop.keep(np.array([1]))
+    assert (rate() == before[1:]).all()
+    assert (before[0] == before[1]).all()
 
 
 def test_heads_that_are_not_ordinal_have_the_largest_block():
@@ -274,7 +272,7 @@ def test_the_fit_finds_the_coefficients_that_made_the_verdicts(seed, offset, exp
 def test_verified_proposals_are_those_of_the_trace():
     network, source = (random_model(ORDINAL["sequential heads"], dtype=torch.float32),
                        random_tokens(SMALL, 3)[0])
-    found = verified_proposals(network, source)
+    found = verified_proposals(network, source.numpy())
     expected = [[] for _ in range(3)]
     for row, trace in enumerate(decode(StepModel(network), source, DecodeConfig()).traces):
         for position, count, block in zip(trace.positions, trace.accepted, trace.proposed,
@@ -289,33 +287,36 @@ def test_verified_proposals_are_those_of_the_trace():
 def test_verified_proposals_of_text_end_with_the_end_token():
     network, count = random_model(TEXT["recurrent heads"], dtype=torch.float32), 6
     source = random_tokens(TEXT["recurrent heads"], count)[0]
-    found = verified_proposals(network, source, end_token=END)
+    found = verified_proposals(network, source.numpy(), end_token=END)
     for row, trace in enumerate(decode(StepModel(network, END), source, DecodeConfig()).traces):
         expected = [i < kept for kept in trace.accepted[:-1] for i in range(1,
                                                                             min(kept + 1, HEADS))]
         assert found.of(found.row == row).accepted.tolist() == expected
-    coefficients, report = calibrate(network, source, end_token=END)
+    coefficients, report = calibrate(network, source.numpy(), end_token=END)
     assert report["offset"] == coefficients.offset
     assert 0 <= report["calibration_error"] <= 1
 
 
-def test_rows_do_not_end_while_their_cost_is_measured(monkeypatch):
-    seen, least = [], cost._least_seconds
-    model = StepModel(random_model(TEXT["recurrent heads"], dtype=torch.float32), END)
-    model.model.project.bias.data[END] = 100  # p1 chooses nothing else
+@pytest.mark.parametrize("kind", [StepModel, pytest.param(on_native, marks=compiled)])
+def test_rows_do_not_end_while_their_cost_is_measured(kind, monkeypatch):
+    seen, least, config = [], cost._least_seconds, TEXT["recurrent heads"]
+    network = random_model(config, dtype=torch.float32)
+    network.project.bias.data[END] = 100  # p1 chooses nothing else
+    engine = engine_of(kind(network, END))
 
-    def watched(loop, device):
-        seconds = least(loop, device)
-        seen.extend(loop.plain.state.limit.tolist())
+    def watched(loop, engine):
+        seconds = least(loop, engine)
+        seen.extend((loop.decoder.plain.state.limit if kind is StepModel
+                     else loop.decoder.rows["limit"]).tolist())
         return seconds
 
     monkeypatch.setattr(cost, "_least_seconds", watched)
-    measured_costs(model, random_tokens(TEXT["recurrent heads"], 3)[0], DecodeConfig(), HEADS)
-    assert set(seen) == {TEXT["recurrent heads"].target_length}
+    measured_costs(engine, random_tokens(config, 3)[0].numpy(), DecodeConfig(), HEADS)
+    assert set(seen) == {config.target_length}
 
 
 def test_networks_with_other_heads_are_not_calibrated():
-    source = random_tokens(SMALL, 2)[0]
+    source = random_tokens(SMALL, 2)[0].numpy()
     for config, rows in ((VARIANTS["plain"], 2), (VARIANTS["base aids"], 2),
                          (ORDINAL["base aids"], 1)):
         assert calibrate(random_model(config, dtype=torch.float32), source[:rows]) == (None, None)

@@ -14,6 +14,7 @@ from fakes import (
     Waiting,
     criterion_options,
     draft_of,
+    drafted,
     limits_of,
     proposer_for,
     random_model,
@@ -23,16 +24,14 @@ from fakes import (
 from PIL import Image
 from torch.nn.functional import one_hot
 
-from decodes import decode
+from decodes import algorithm_of, decode
 from superres.config import LARGEST_TEMPERATURE, DecodeConfig
 from superres.decoding import reference
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.limits import Limits
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.draft import DraftProposer
 from superres.nn.torch_model import StepModel
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, area_reduce, encode
@@ -70,8 +69,7 @@ def test_a_picture_of_any_choices_within_the_bounds_reduces_to_its_source(kind, 
     source = {"any": rng.integers(0, 256, (1, 8, 8, 3)), "black": np.zeros((1, 8, 8, 3)),
               "white": np.full((1, 8, 8, 3), 255), "two": rng.integers(0, 2, (1, 8, 8, 3))
               * 255}[kind].astype(np.uint8)
-    low, high = Limits.of(FACES, torch.device("cpu")).bounds(torch.from_numpy(encode(source)))[
-        0].tolist()
+    low, high = Limits.of(FACES).bounds(encode(source))[0].tolist()
     tokens, drawn = np.zeros(3072, np.int64), rng.random(3072)
     for place in range(3072):
         known = sum(tokens[other] for other in EARLIER[place] if other >= 0)
@@ -89,7 +87,7 @@ def limited(config, kind=StepModel):
 
 def proposer_of(name, model):
     if name == "draft":
-        return DraftProposer(LimitedModel(draft_of(model.model), model.limits))
+        return drafted(draft_of(model.model), model.limits.limits)
     return proposer_for(name, model.model)
 
 
@@ -140,11 +138,11 @@ def test_refilled_rows_and_changing_block_sizes_give_the_same_tokens():
     wanted = decode(model, source, DecodeConfig()).tokens
     assert_consistent(wanted, source, LARGER)
     feed = feed_of([Waiting(one, key, key) for key, one in enumerate(source)])
-    finished = [one for some in Stream(Algorithm(model, DecodeConfig()), feed, stacked, 2).run()
-                for one in some]
+    finished = [one for some in Stream(algorithm_of(model, DecodeConfig()), feed, stacked,
+                                         2).run() for one in some]
     assert len(finished) == 5
     for one in finished:
-        assert torch.equal(one.tokens, wanted[one.item.tag])
+        assert one.tokens.tolist() == wanted[one.item.tag].tolist()
     narrow = decode(model, source, DecodeConfig(), adaptive=3)
     assert torch.equal(narrow.tokens, wanted)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from fakes import (
@@ -13,31 +14,32 @@ from fakes import (
     SMALL,
     VARIANTS,
     Unruled,
+    draft_of,
+    drafted,
     limits_of,
+    on_native,
     proposer_for,
     random_model,
     random_tokens,
     without_compilers,
 )
-from superres.native.model import NativeModel
 
-from decodes import decode, iterations, result_of
+from decodes import algorithm_of, decode, iterations, result_of
 from superres.config import CostRecord, DecodeConfig, ModelConfig, StepCosts
 from superres.decoding.acceptance import CRITERIA
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.plain.sampling import GREEDY
-from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.proposers.verifier import HeadProposer
 from superres.errors import ScoresError
 from superres.native import build, weights
-from superres.native import model as native_model
+from superres.native import engine as native_engine
 from superres.native.build import NativeUnavailable
-from superres.native.decoder import NativeDecoder
+from superres.native.engine import NativeEngine
+from superres.native.on_torch import ModelOnTorch
 from superres.nn.torch_model import StepModel
-from superres.pipeline.choose import step_model
+from superres.nn.weights import network_of
+from superres.pipeline.choose import engine_of
 from tests.nn.helpers import check_steps
 from tests.proofs.test_consistency import assert_consistent
 
@@ -50,46 +52,47 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compile
 
 @dataclass
 class Sessions:
-    """Makes sessions that decode `rows_at_once` rows at a time, and `whole` decoders or none."""
+    """How an engine decodes: `rows_at_once` rows at a time, and `whole` iterations in compiled code
+    or none."""
 
     whole: bool = True
     rows_at_once: int | None = None
     asked: int = 0
 
-    def prepare(self, session):
-        session.session.threads.rows_at_once = (self.rows_at_once
-                                                or session.session.threads.rows_at_once)
-        return session
 
-
-class PreparedModel(NativeModel):
-    """A native model whose sessions `sessions` prepares."""
+class PreparedEngine(NativeEngine):
+    """A native engine that decodes as `sessions` say, which count the decodes of whole
+    iterations."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.sessions = Sessions()
 
-    def session(self, *arguments):
-        return self.sessions.prepare(super().session(*arguments))
+    def _planned(self, *arguments):
+        threads = super()._planned(*arguments)
+        threads.rows_at_once = self.sessions.rows_at_once or threads.rows_at_once
+        return threads
 
-    def tree_session(self, *arguments):
-        return self.sessions.prepare(super().tree_session(*arguments))
+    def supporting(self, algorithm):
+        engine = super().supporting(algorithm) if self.sessions.whole else self._plain
+        self.sessions.asked += engine is self
+        return engine
 
-    def decoder(self, plain):
-        decoder = super().decoder(plain) if self.sessions.whole else None
-        self.sessions.asked += decoder is not None
-        return decoder
+
+def prepared(network, *arguments, **options):
+    """Return the prepared engine of a network on torch, as a model on torch."""
+    return ModelOnTorch(PreparedEngine(network_of(network), *arguments, **options))
 
 
 def model_of(config, **options):
-    return PreparedModel(random_model(config, dtype=torch.float32), **options)
+    return prepared(random_model(config, dtype=torch.float32), **options)
 
 
 def by_steps(model, *arguments, **options):
-    """Decode with `model`, whose sessions leave iterations to the loop."""
-    model.sessions, before = Sessions(whole=False), model.sessions
+    """Decode with `model`, whose engine leaves iterations to the loop."""
+    model.native.sessions, before = Sessions(whole=False), model.native.sessions
     decoded = decode(model, *arguments, **options)
-    model.sessions = before
+    model.native.sessions = before
     return decoded
 
 
@@ -116,8 +119,8 @@ def test_scores_do_not_depend_on_width_or_threads_by_a_single_bit(variant, rows,
     inputs = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), target], dim=1)
 
     def scores(width, threads):
-        session = NativeModel(model, threads=threads, precision=precision).session(source, width)
-        session.session.threads.least_columns = 1
+        session = on_native(model, threads=threads, precision=precision).session(source, width)
+        session.native.session.threads.least_columns = 1
         steps = range(0, config.target_length - width + 1, width)
         start = torch.zeros(rows, dtype=torch.int64)
         return torch.cat([session.step(inputs[:, p : p + width], start + p).scores for p in steps],
@@ -145,7 +148,7 @@ def test_the_same_is_proposed_as_by_the_plain_step(variant, sampling):
     source = random_tokens(config, 3)[0]
     options = DecodeConfig(accept="distance", epsilon=1, **sampling)
     plain, compiled = (decode(kind(random_model(config, dtype=torch.float32)), source, options)
-                       for kind in (StepModel, NativeModel))
+                       for kind in (StepModel, on_native))
     assert torch.equal(plain.tokens, compiled.tokens)
     assert [trace.accepted for trace in plain.traces] == [trace.accepted
                                                           for trace in compiled.traces]
@@ -204,12 +207,11 @@ def case_name(value):
 
 def made(name, model):
     """Return the proposer `name` for a model; a draft model runs in compiled code as well."""
-    proposer = proposer_for(name, model.model if isinstance(model, LimitedModel) else model)
-    if name == "draft":
-        draft = NativeModel(proposer.draft.model, model.end_token)
-        proposer = DraftProposer(LimitedModel(draft, model.limits)
-                                 if isinstance(model, LimitedModel) else draft)
-    return proposer
+    inner, limits = ((model.model, model.limits.limits) if isinstance(model, LimitedModel)
+                     else (model, None))
+    if name != "draft":
+        return proposer_for(name, inner)
+    return drafted(on_native(draft_of(inner).model, model.end_token), limits)
 
 
 @pytest.mark.usefixtures("exact_heads")
@@ -222,10 +224,10 @@ def test_whole_iterations_do_what_the_loop_does(config, proposer, way):
         model = LimitedModel(inner, limits_of(config)) if limited else inner
         whole = decode(model, source, options, proposer=made(proposer, model))
         wider = decode(model, source, options, width=7, proposer=made(proposer, model))
-        assert inner.sessions.asked == (2 if proposer in COMPILED else 0)
+        assert inner.native.sessions.asked == (2 if proposer in COMPILED else 0)
         assert torch.equal(wider.tokens, whole.tokens)
-        inner.sessions = Sessions(whole=False)
-        assert_same_decode(whole, decode(model, source, options, proposer=made(proposer, model)))
+        assert_same_decode(whole, by_steps(inner, source, options, proposer=made(proposer, model),
+                                           limits=model.limits.limits if limited else None))
         if limited:
             assert_consistent(whole.tokens, source, config)
 
@@ -254,13 +256,12 @@ def test_sampled_iterations_keep_their_distributions_when_block_sizes_and_rows_c
                                                                        4)[0]
     decodes = []
     for whole in (True, False):
-        model.sessions = Sessions(whole=whole)
+        model.native.sessions = Sessions(whole=whole)
         loop = next(iterations(model, source, WHOLE[way], adaptive=5))
         for number in range(12):
             loop.run(2)
-            loop.resize(1 + number * 2 % 5)
-        kept = torch.tensor([2, 0])
-        loop.shrink(kept, model.session(source[kept], 5))
+            loop.decoder.resize(1 + number * 2 % 5)
+        loop.keep(np.array([2, 0]))
         while not loop.done():
             loop.run(3)
         decodes.append(result_of(loop))
@@ -286,7 +287,7 @@ def test_the_best_of_many_words_is_found_however_close_the_next(variant, apart, 
     network.project.weight[250:1000] = network.project.weight[:250].repeat(3, 1) * (1 + apart)
     if half:  # weights that are stored as bfloat16
         network.to(torch.bfloat16).float()
-    model, source = PreparedModel(network), random_tokens(config, 4)[0]
+    model, source = prepared(network), random_tokens(config, 4)[0]
     for k in (1, 4):
         whole = decode(model, source, DecodeConfig(k))
         assert_same_decode(whole, by_steps(model, source, DecodeConfig(k)))
@@ -307,9 +308,9 @@ def test_iterations_that_the_code_does_not_know_are_left_to_the_loop(accept, pro
     model, source = model_of(KNOWN["sequential heads"]), random_tokens(KNOWN["sequential heads"],
                                                                        1)[0]
     decode(model, source, DecodeConfig(3, accept, temperature=temperature), proposer=proposer)
-    assert not model.sessions.asked
+    assert not model.native.sessions.asked
     decode(model, source, DecodeConfig(block_size=3))
-    assert model.sessions.asked
+    assert model.native.sessions.asked
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
@@ -330,7 +331,7 @@ def test_rounded_weights_encode_nearly_alike():
     is compared."""
     model = random_model(KNOWN["base aids"], dtype=torch.float32)
     source, _ = random_tokens(KNOWN["base aids"], 2)
-    memories = [NativeModel(model, precision=one).encode(source) for one in ("float32", "int8")]
+    memories = [on_native(model, precision=one).encode(source) for one in ("float32", "int8")]
     for name in ("states", "position_table", "estimate"):
         full, rounded = (getattr(memory, name) for memory in memories)
         assert not torch.equal(full, rounded)
@@ -343,8 +344,8 @@ def test_rounded_weights_score_nearly_alike(variant):
     model = random_model(config, dtype=torch.float32)
     source, target = random_tokens(config, 2)
     position = torch.zeros(2, dtype=torch.int64)
-    full, rounded = (NativeModel(model, precision=one).session(source, 8).step(target[:, :8],
-                                                                               position).scores
+    full, rounded = (on_native(model, precision=one).session(source, 8).step(target[:, :8],
+                                                                             position).scores
                      for one in ("float32", "int8"))
     assert not torch.equal(full, rounded)
     assert (full - rounded).norm() < 0.05 * full.norm()
@@ -357,20 +358,21 @@ def test_rounded_weights_score_nearly_alike(variant):
 ])
 def test_a_session_takes_the_threads_and_rows_of_its_record(known, cores, limit, rows, expected,
                                                             monkeypatch):
-    model = NativeModel(random_model(BLOCKS, dtype=torch.float32))
-    model.costs = CostRecord({"1": StepCosts((1.0,), 1.0, threads=known, together=2),
-                              "16": StepCosts((1.0,), 1.0, threads=known, together=8)}, cores=cores)
-    monkeypatch.setattr(native_model, "most_threads", lambda: limit)
-    session = model.session(random_tokens(BLOCKS, rows)[0], 3)
-    assert session.session.threads.count == expected
-    assert session.session.threads.rows_at_once == (8 if rows > 1 else 2)
-    model.threads = 3
-    assert model.session(random_tokens(BLOCKS, rows)[0], 3).session.threads.count == 3
+    engine = model_of(BLOCKS).native
+    engine.costs = CostRecord({"1": StepCosts((1.0,), 1.0, threads=known, together=2), "16":
+                               StepCosts((1.0,), 1.0, threads=known, together=8)}, cores=cores)
+    monkeypatch.setattr(native_engine, "most_threads", lambda: limit)
+    memory = engine.encode(random_tokens(BLOCKS, rows)[0].numpy())
+    threads = engine.session(memory, 3).session.threads
+    assert threads.count == expected
+    assert threads.rows_at_once == (8 if rows > 1 else 2)
+    engine.threads = 3
+    assert engine.session(memory, 3).session.threads.count == 3
 
 
 def test_rows_that_a_thread_decodes_together_have_the_scores_that_they_have_alone():
     model = model_of(BLOCKS, threads=1)
-    model.costs = CostRecord({"1": StepCosts((1.0,), 1.0, together=8)})
+    model.native.costs = CostRecord({"1": StepCosts((1.0,), 1.0, together=8)})
     source, target = random_tokens(BLOCKS, 17)
     together, alone = model.session(source, 3), [model.session(source[row : row + 1], 3)
                                                  for row in range(17)]
@@ -388,21 +390,21 @@ def test_rows_that_a_thread_decodes_together_have_the_scores_that_they_have_alon
 ])
 def test_a_network_that_the_code_does_not_know_gets_the_plain_step_and_one_line(change, message,
                                                                                 caplog):
-    model = random_model(replace(SMALL, **{**NATIVE, **change}))
-    assert type(step_model(model)) is StepModel
+    network = network_of(random_model(replace(SMALL, **{**NATIVE, **change})))
+    assert type(engine_of(network).on_torch()) is StepModel
     assert len(caplog.records) == 1
     assert message in caplog.text
 
 
 def test_bytes_are_the_default_and_float32_serves_an_attention_head_too_wide_for_them(caplog):
-    assert (step_model(random_model(replace(SMALL, **NATIVE), dtype=torch.float32)).engine
-            == "native-int8")
+    network = network_of(random_model(replace(SMALL, **NATIVE)))
+    assert engine_of(network).name == "native-int8"
     assert not caplog.records
-    model = random_model(replace(SMALL, **{**NATIVE, "width": 288, "attention_heads": 1}),
-                         dtype=torch.float32)
+    network = network_of(random_model(replace(SMALL, **{**NATIVE, "width": 288,
+                                                        "attention_heads": 1})))
     with pytest.raises(NativeUnavailable, match="at most 256, not 288; choose native"):
-        step_model(model, engine="native-int8")
-    assert step_model(model).engine == "native"
+        engine_of(network, engine="native-int8")
+    assert engine_of(network).name == "native"
     (line,) = caplog.messages
     assert line.startswith("decoding with the engine native, which takes about twice as long: with "
                            "int8")
@@ -411,7 +413,8 @@ def test_bytes_are_the_default_and_float32_serves_an_attention_head_too_wide_for
 def test_without_a_compiler_the_plain_step_serves(monkeypatch, caplog):
     monkeypatch.setattr(build, "search", build.search.__wrapped__)
     without_compilers(monkeypatch)
-    assert type(step_model(random_model(replace(SMALL, **NATIVE)))) is StepModel
+    network = network_of(random_model(replace(SMALL, **NATIVE)))
+    assert type(engine_of(network).on_torch()) is StepModel
     assert "no C++ compiler" in caplog.text
 
 
@@ -434,46 +437,43 @@ def test_what_the_compiled_code_would_read_past_is_refused(change):
         session.step(**given | change)
 
 
-def decoder_of(width=3, **change):
-    """Return a native decoder of two rows, some of whose settings or tensors have changed."""
-    config, rows = KNOWN["sequential heads"], torch.arange(2)
-    model, options = model_of(config), DecodeConfig()
-    loop = BlockwiseLoop(Algorithm(model, options), session_of(), rows, width)
-    for name, value in change.items():
-        setattr(loop.plain if name == "min_block" else loop.plain.state, name, value)
-    return NativeDecoder(loop.plain)
+def decoder_of(block_size=3, min_block=1):
+    """Return a native decoder of two rows, whose steps have up to three columns."""
+    model = model_of(KNOWN["sequential heads"])
+    algorithm = algorithm_of(model, DecodeConfig(3), width=3)
+    object.__setattr__(algorithm.options, "min_block", min_block)  # also what settings refuse
+    source = random_tokens(KNOWN["sequential heads"], 2)[0].numpy()
+    encoded = model.native.encode(source, None, algorithm)
+    return model.native.start(encoded, np.arange(2), algorithm, block_size)
 
 
 @pytest.mark.parametrize("change", [
-    {"block_size": 0}, {"block_size": 4}, {"min_block": 4}, {"min_block": -1},
-    {"position": torch.zeros(3)}, {"limit": torch.zeros(2)},
-    {"store": torch.zeros(2, 3, dtype=torch.int64)},
-    {"proposals": torch.zeros(2, 2, dtype=torch.int64)},
-    {"proposals": torch.zeros(3, 3, dtype=torch.int64)},
-])
+    {"block_size": 0}, {"block_size": 4}, {"min_block": 4}, {"min_block": -1}])
 def test_iterations_that_would_write_past_their_memory_are_refused(change):
     assert decoder_of().advance(2).shape == (2, 2, 5)
-    with pytest.raises(ValueError, match=r"cannot verify|too few|the native step wants"):
+    with pytest.raises(ValueError, match="steps of 3 cannot verify blocks"):
         decoder_of(**change)
 
 
 def test_blocks_and_widths_without_memory_are_refused():
-    session = session_of()
+    decoder = decoder_of(2)
+    session = decoder.session
     session.resize(2)
     for width in (0, 4):
         with pytest.raises(ValueError, match=f"up to 3 tokens cannot read {width}"):
             session.resize(width)
-    loop = BlockwiseLoop(Algorithm(model_of(KNOWN["sequential heads"]), DecodeConfig()), session,
-                         torch.arange(2), 2)
     for following in (0, 4):
-        loop.plain.block_size = following
+        decoder.resize(following)
         with pytest.raises(ValueError, match=f"steps of 2 that propose blocks of {following}"):
-            loop.decoder.advance(1)
-    loop.plain.block_size = 2
-    for width in (1, 3):
+            decoder.advance(1)
+    decoder.resize(2)
+    session.resize(1)
+    with pytest.raises(ValueError, match="no memory for steps of 1"):
+        decoder.advance(1)
+    for width in (2, 3):
         session.resize(width)
-        with pytest.raises(ValueError, match=f"(no memory|too few) for steps of {width}"):
-            loop.decoder.advance(1)
+        assert decoder.advance(1).shape == (1, 2, 5)
+        assert session.width == 2  # as the blocks
 
 
 def test_more_proposals_than_heads_are_refused():
@@ -497,6 +497,6 @@ def test_scores_that_are_not_finite_end_a_decode(variant, value):
     with torch.no_grad():
         for weight in network.decoder.parameters():
             weight.fill_(value)
-    model, source = NativeModel(network), random_tokens(config, 3)[0]
+    model, source = on_native(network), random_tokens(config, 3)[0]
     with pytest.raises(ScoresError, match="not finite"):
         decode(model, source, DecodeConfig())

@@ -14,22 +14,24 @@ from fakes import (
     VARIANTS,
     ScriptedModel,
     Waiting,
+    draft_of,
+    drafted,
+    on_native,
     proposer_for,
     random_model,
     random_tokens,
     stacked,
 )
-from superres.native.model import NativeModel
 
-from decodes import decode
+from decodes import algorithm_of, decode, engine_of, numbers
 from superres.config import Confidence, DecodeConfig
 from superres.decoding import batching
-from superres.decoding.algorithm import Algorithm
 from superres.decoding.batching import Stream, feed_of
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.plain.blockwise import PlainDecoder
 from superres.native import build
 from superres.native.decoder import NativeDecoder
+from superres.native.on_torch import ModelOnTorch
 from superres.nn.torch_model import StepModel
 
 WAYS = {
@@ -62,11 +64,12 @@ def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, p
     keys = range(len(source)) if keys is None else keys
     waiting = [Waiting(one, key, tag) for tag,
                (one, key) in enumerate(zip(source, keys, strict=True))]
+    hidden = numbers(padding)
 
     def sources(items):
-        return stacked(items)[0], None if padding is None else padding[[item.tag for item in items]]
+        return stacked(items)[0], None if hidden is None else hidden[[item.tag for item in items]]
 
-    stream = Stream(Algorithm(model, options, proposer, adaptive=adaptive),
+    stream = Stream(algorithm_of(model, options, proposer, adaptive=adaptive),
                     ScriptedFeed(waiting, list(ready)), sources, rows)
     finished = [one for some in stream.run() for one in some]
     assert sorted(one.item.tag for one in finished) == list(range(len(source)))
@@ -75,8 +78,8 @@ def refilled(model, source, options, rows, keys=None, ready=(), proposer=None, p
 
 def assert_equal(finished, model, source, options, keys=None, **more):
     for number, one in enumerate(finished):
-        key = torch.tensor([number if keys is None else keys[number]])
-        alone = decode(model, source[number : number + 1], options, keys=key, **more)
+        key = number if keys is None else keys[number]
+        alone = decode(model, source[number : number + 1], options, keys=[key], **more)
         assert one.tokens.tolist() == alone.tokens[0].tolist()
         assert (one.trace.accepted, one.trace.positions) == (alone.traces[0].accepted,
                                                              alone.traces[0].positions)
@@ -100,36 +103,42 @@ def test_what_is_decoded_does_not_depend_on_neighbours_or_entry(way):
     ("recurrent heads", "exact")])
 def test_the_native_step_gives_the_same_bits_beside_others_as_alone(variant, way):
     config = replace(VARIANTS[variant], **NATIVE)
-    model = NativeModel(random_model(config, dtype=torch.float32))
+    model = on_native(random_model(config, dtype=torch.float32))
     source, options = random_tokens(config, 9)[0], DecodeConfig(**WAYS[way])
     finished, _ = refilled(model, source, options, 4, ready=[0, 2, 1])
     assert_equal(finished, model, source, options)
 
 
-def sources_seen(model):
-    """Return the list that every source will be added to that `model` encodes: in compiled code, or
-    its network."""
-    owner, name = (model, "encoder") if isinstance(model, NativeModel) else (model.model, "encode")
-    encode, seen = getattr(owner, name), []
+def sources_seen(engine):
+    """Return the list that every source will be added to that `engine` encodes: in compiled code,
+    or its network."""
+    owner = getattr(engine, "model", engine)
+    owner = owner.native if isinstance(owner, ModelOnTorch) else getattr(owner, "model", owner)
+    encode, seen = owner.encode, []
 
     def counted(sources, *more):
         seen.extend(sources.tolist())
         return encode(sources, *more)
 
-    setattr(owner, name, counted)
+    owner.encode = counted
     return seen
 
 
-@pytest.mark.parametrize("name", ["heads", "draft", "lookahead"])
+MAKE = {"plain": StepModel, "native": on_native}
+
+
+@pytest.mark.parametrize(("name", "draft"), [("heads", None), ("lookahead", None),
+                                             ("draft", "plain"), ("draft", "native")])
 @pytest.mark.parametrize("engine", ["plain", "native"])
-def test_every_source_is_encoded_once(engine, name):
-    if engine == "native" and build.compiler() is None:
+def test_every_source_is_encoded_once(engine, name, draft):
+    if "native" in (engine, draft) and build.compiler() is None:
         pytest.skip("no C++ compiler on this machine")
     config = replace(VARIANTS["sequential heads"], **NATIVE)
-    model = (NativeModel if engine == "native" else StepModel)(random_model(config,
-                                                                            dtype=torch.float32))
-    source, proposer = random_tokens(config, 6)[0], proposer_for(name, model)
-    encoded = [sources_seen(one) for one in (model, getattr(proposer, "draft", None))
+    model = MAKE[engine](random_model(config, dtype=torch.float32))
+    proposer = (proposer_for(name, model) if draft is None
+                else drafted(MAKE[draft](draft_of(model).model)))
+    source = random_tokens(config, 6)[0]
+    encoded = [sources_seen(one) for one in (engine_of(model), getattr(proposer, "draft", None))
                if one is not None]
     options = DecodeConfig(proposer=name, block_size=3, window=3)
     finished, _ = refilled(model, source, options, 4, ready=[1, 0, 1], proposer=proposer)
@@ -170,7 +179,7 @@ def test_the_decoder_stays_full_until_the_feed_ends_and_shrinks_then():
 def test_what_is_under_way_is_known_when_decoding_fails():
     model, source = StepModel(random_model(SMALL)), random_tokens(SMALL, 4)[0]
     feed = ScriptedFeed([Waiting(one, 0, tag) for tag, one in enumerate(source)])
-    stream = Stream(Algorithm(model, DecodeConfig()), feed, stacked, 3)
+    stream = Stream(algorithm_of(model, DecodeConfig()), feed, stacked, 3)
     steps = stream.run()
     next(steps)  # reads the start of the sequences
     assert stream.tokens_under_way == 0
@@ -188,7 +197,7 @@ INTERVALS = [None, 1, 7, 1000]
 def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(way, rows,
                                                                                 monkeypatch):
     config, options = replace(VARIANTS["sequential heads"], **NATIVE), DecodeConfig(**WAYS[way])
-    model, source = NativeModel(random_model(config, dtype=torch.float32)), random_tokens(config,
+    model, source = on_native(random_model(config, dtype=torch.float32)), random_tokens(config,
                                                                                           rows)[0]
     sizes = None if options.is_sampling else ConfidentBlockSize(
         Confidence(0.0, 1.0, 0.8), [1.0, 1.1, 1.2, 1.3, 1.4], options, config.vocabulary)
@@ -200,7 +209,7 @@ def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(
         for name in ("DONE_CHECK_INTERVAL", "LAUNCH_INTERVAL"):
             monkeypatch.setattr(batching, name, interval or getattr(batching, name))
         items = [Waiting(one, key, key) for key, one in enumerate(source)]
-        stream = Stream(Algorithm(model, options, adaptive=lambda *_: sizes), feed_of(items),
+        stream = Stream(algorithm_of(model, options, adaptive=lambda *_: sizes), feed_of(items),
                         stacked, rows, batch=True)
         asked.clear()
         finished = [one for some in stream.run() for one in some]
@@ -212,20 +221,21 @@ def test_how_often_compiled_iterations_return_changes_neither_tokens_nor_traces(
 
 
 @pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine")
-def test_torch_starts_no_threads_beside_those_of_the_compiled_code(monkeypatch):
+def test_torch_starts_no_threads_beside_those_of_compiled_steps(monkeypatch):
     config = replace(VARIANTS["sequential heads"], **NATIVE)
-    model, seen = NativeModel(random_model(config, dtype=torch.float32)), set()
+    model, seen = on_native(random_model(config, dtype=torch.float32)), set()
 
     def watched(method):
         return lambda *given: seen.add(torch.get_num_threads()) or method(*given)
 
-    for owner, name in ((NativeModel, "encode"), (NativeModel, "session"),
-                        (PlainDecoder, "results")):
+    for owner, name in ((ModelOnTorch, "encode"), (ModelOnTorch, "session"),
+                        (PlainDecoder, "iterate"), (PlainDecoder, "results")):
         monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        refilled(model, random_tokens(config, 5)[0], DecodeConfig(), 2, ready=[1, 1])
+        options = DecodeConfig(proposer="lookup")  # which compiled iterations do not know
+        refilled(model, random_tokens(config, 5)[0], options, 2, ready=[1, 1])
     finally:
         torch.set_num_threads(before)
     assert seen == {1}

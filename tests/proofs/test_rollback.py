@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from fakes import VARIANTS, draft_of, ngram_rows, ngrams_of, random_model, random_tokens
+from fakes import VARIANTS, draft_of, drafted, ngram_rows, ngrams_of, random_model, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decodes import algorithm_of
 from superres.config import DecodeConfig
-from superres.decoding.algorithm import Algorithm
-from superres.decoding.loop import BlockwiseLoop
-from superres.decoding.proposers.draft import DraftProposer
+from superres.decoding.loop import Loop
 from superres.decoding.proposers.lookup import LookupProposer
 from superres.decoding.proposers.ngrams import NgramProposer
 from superres.nn.torch_model import StepModel
@@ -43,10 +43,13 @@ class Decoding:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.sources = random_tokens(self.model.model.config, 9, self.seed)[0]
         self.source = self.sources[:3].clone()
-        algorithm = Algorithm(self.model, DecodeConfig(), self.proposer, Fickle(self.generator))
-        self.stateful = algorithm.model
-        session = self.stateful.session(self.source, self.block_size)
-        self.loop = BlockwiseLoop(algorithm, session, torch.arange(3), self.block_size)
+        self.algorithm = algorithm_of(self.model, DecodeConfig(), self.proposer,
+                                      Fickle(self.generator))
+        self.loop = Loop(self.algorithm.engine.start(self.encoded(self.source), np.arange(3),
+                                                     self.algorithm, self.block_size))
+
+    def encoded(self, sources):
+        return self.algorithm.engine.encode(sources.numpy(), None, self.algorithm)
 
     def steps(self, count):
         """Go on, and yield (row, committed tokens, first token, proposals) of the rows under
@@ -57,23 +60,23 @@ class Decoding:
             if number == count - 3:
                 self.shrink()
             self.loop.run(1)
-            for row, place in enumerate(self.loop.plain.state.position.tolist()):
+            state = self.loop.decoder.plain.state
+            for row, place in enumerate(state.position.tolist()):
                 if place + self.block_size < self.model.length:
-                    first, *proposals = self.loop.plain.state.proposals[row,
-                                                                        : self.block_size].tolist()
-                    yield row, self.loop.plain.state.tokens[row, :place].tolist(), first, proposals
+                    first, *proposals = state.proposals[row, : self.block_size].tolist()
+                    yield row, state.tokens[row, :place].tolist(), first, proposals
 
     def restart(self):
         row, new = (int(torch.randint(size, (), generator=self.generator))
                     for size in (len(self.source), 9))
         self.source[row] = self.sources[new]
-        fresh = self.stateful.session(self.sources[[0, new]], self.block_size)
-        self.loop.replace(torch.tensor([row]), fresh, torch.tensor([1]), torch.tensor([new]))
+        fresh = self.encoded(self.sources[[0, new]])[np.array([1])]
+        self.loop.replace(np.array([row]), fresh, np.array([new]))
 
     def shrink(self):
-        kept = torch.tensor([2, 0])
+        kept = np.array([2, 0])
         self.source = self.source[kept]
-        self.loop.shrink(kept, self.stateful.session(self.source, self.block_size))
+        self.loop.keep(kept)
 
 
 def greedy_after(model, source, tokens, count):
@@ -92,7 +95,7 @@ def greedy_after(model, source, tokens, count):
 def test_a_draft_goes_on_from_the_committed_tokens(variant, block_size, seed):
     model = StepModel(random_model(VARIANTS[variant]))
     draft = draft_of(model, 0.3, prediction_heads=1)
-    decoding = Decoding(model, DraftProposer(draft), block_size, seed)
+    decoding = Decoding(model, drafted(draft), block_size, seed)
     for number, (row, tokens, first, proposals) in enumerate(decoding.steps(9)):
         if number % 2:
             continue

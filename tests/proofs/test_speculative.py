@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from fakes import SMALL, random_model, random_tokens
+from fakes import SMALL, drafted, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from decodes import decode
-from superres.config import LEAST_TEMPERATURE, DecodeConfig
-from superres.decoding import sampling
+from superres.config import LEAST_TEMPERATURE, DecodeConfig, general_costs
+from superres.decoding.plain import sampling
 from superres.decoding.plain.sampling import filtered
 from superres.decoding.proposers import PROPOSERS
-from superres.decoding.proposers.draft import DraftProposer
 from superres.errors import ConfigError
 from superres.interfaces import StepOutput
 from superres.nn.torch_model import StepModel
@@ -58,8 +57,9 @@ class MarkovModel:
     length: int = LENGTH
     prediction_heads: int = 3
     end_token: None = None
-    own_threads = False
+    own_threads = adaptive = False
     peers: None = None
+    engine, device, costs = "Markov", torch.device("cpu"), general_costs(0.05)
 
     def __post_init__(self):
         generator = torch.Generator().manual_seed(self.seed)
@@ -90,8 +90,8 @@ class Certain:
 
 VERIFIER = MarkovModel(0)
 WAYS = {
-    "heads": {}, "another model": {"proposer": DraftProposer(MarkovModel(1))},
-    "itself": {"proposer": DraftProposer(VERIFIER)}, "one token": {"proposer": Certain()},
+    "heads": {}, "another model": {"proposer": drafted(MarkovModel(1))},
+    "itself": {"proposer": drafted(VERIFIER)}, "one token": {"proposer": Certain()},
     "jacobi": {"proposer": PROPOSERS["jacobi"]()},
 }
 FILTERS = {"plain": {}, "top-3": {"sample_top_k": 3}, "nucleus": {"nucleus": 0.8},

@@ -15,8 +15,7 @@ from functools import partial
 
 import pytest
 import torch
-from fakes import NATIVE, VARIANTS, random_model, random_tokens
-from superres.native.model import NativeModel
+from fakes import NATIVE, VARIANTS, on_native, random_model, random_tokens
 
 import superres
 from decodes import decode
@@ -36,11 +35,10 @@ PRELUDE = """
 import os, sys, torch
 from dataclasses import replace
 sys.path[:0] = [{tests!r}, {scripts!r}]
-from fakes import NATIVE, VARIANTS, random_model, random_tokens
+from fakes import NATIVE, VARIANTS, on_native, random_model, random_tokens
 from superres.config import DecodeConfig
 import superres
 from decodes import decode
-from superres.native.model import NativeModel
 
 superres.set_threads(2)
 torch.set_num_threads(2)
@@ -48,7 +46,7 @@ config = replace(VARIANTS["sequential heads"], **NATIVE)
 source = random_tokens(config, 9)[0]
 
 def model(threads=2):
-    return NativeModel(random_model(config, dtype=torch.float32), threads=threads)
+    return on_native(random_model(config, dtype=torch.float32), threads=threads)
 
 def tokens(model, rows=9):
     return decode(model, source[:rows], DecodeConfig()).tokens
@@ -139,11 +137,12 @@ def test_an_affinity_mask_bounds_the_threads_and_a_helper_starts_when_it_shares(
     assert run("""
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         measured = model(threads=None)
-        print(measured.session(source[:1], 3).session.threads.count)
+        print(measured.session(source[:1], 3).native.session.threads.count)
         # More threads than cores take turns, and none waits for ever.
         print(torch.equal(tokens(model(threads=3), 1), tokens(measured, 1)))
         session = model(threads=1).session(source[:1], 6)
-        session.session.threads.count, session.session.threads.least_columns = 4, 3
+        threads = session.native.session.threads
+        threads.count, threads.least_columns = 4, 3
         before = len(os.listdir("/proc/self/task"))
         for width in (1, 6):
             session.resize(width)
@@ -236,7 +235,7 @@ def test_the_host_gets_its_precision_back_from_the_last_thread(host_precision):
 @compiler
 def test_several_decodes_at_once_draw_what_each_draws_alone():
     config = replace(VARIANTS["sequential heads"], **NATIVE)
-    model, source = (NativeModel(random_model(config, dtype=torch.float32), threads=2),
+    model, source = (on_native(random_model(config, dtype=torch.float32), threads=2),
                      random_tokens(config, 5)[0])
     alone = decode(model, source, DecodeConfig()).tokens
     with ThreadPoolExecutor(4) as pool:
@@ -262,7 +261,7 @@ def test_every_entry_works_in_a_forked_child():
         def refilled():
             items = feed_of([Face(face, key) for key, face in enumerate(faces)])
             finished = [one for some in upscaler.refilled(items, quick, 1).run() for one in some]
-            return torch.stack([one.tokens for one in finished]).numpy()
+            return np.stack([one.tokens for one in finished])
 
         def fewer():
             superres.set_threads(1)

@@ -200,3 +200,29 @@ def test_the_program_says_where_its_pages_are_and_stops_while_it_reads_and_decod
     assert "private" not in log
     assert "127.0.0.1" not in log
     assert [path.name for path in temporary.iterdir()] == []
+
+
+OPENED = """
+import sys
+from superres.cli import app
+from superres.pipeline.upscaler import Upscaler
+from superres.web.decoding import VisitorDecoding
+from superres.web.files import temporary_files
+
+upscaler = Upscaler.load("celeba-8to64", "cpu")
+with temporary_files() as folder:
+    decoding = VisitorDecoding(upscaler, translator=app.load_translator(None, "cpu", upscaler))
+    app.warm_up(decoding)
+    app.build_demo(decoding, folder)
+    assert decoding.example is not None
+    loaded = {"scipy", "skimage.data._fetchers", "skimage.feature", "sentencepiece"}
+    loaded &= sys.modules.keys()
+    assert not loaded, loaded
+"""
+
+
+@pytest.mark.slow
+def test_the_page_opens_without_what_finds_faces_and_what_translates():
+    done = subprocess.run([sys.executable, "-c", OPENED], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == 0, done.stderr

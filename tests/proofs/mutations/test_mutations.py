@@ -16,13 +16,13 @@ import torch
 from fakes import SMALL, VARIANTS, random_model
 
 from superres.config import DecodeConfig
-from superres.decoding import blockwise, sampling
-from superres.decoding.noise import Noise
+from superres.decoding.plain import blockwise, sampling
 from superres.decoding.plain.blockwise import PlainDecoder
+from superres.decoding.plain.lookahead import iteration as lookahead
+from superres.decoding.plain.lookahead import verification as candidates
+from superres.decoding.plain.noise import Noise
 from superres.decoding.plain.sampling import SpeculativeSampler
 from superres.decoding.proposers.draft import DraftProposer
-from superres.decoding.proposers.lookahead import iteration as lookahead
-from superres.decoding.proposers.lookahead import verification as candidates
 from superres.nn import cache, torch_step, tree_attention
 from superres.nn.cache import KeyValueCache
 from superres.nn.torch_step import StepSession
