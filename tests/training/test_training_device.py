@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -118,7 +119,8 @@ def test_compiled_layers_that_get_too_many_shapes_raise_an_error_instead_of_beco
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine that says it has a GPU."""
-    monkeypatch.setattr(choose, "torch",
+    monkeypatch.setattr(choose, "gpu_present", lambda: True)
+    monkeypatch.setitem(sys.modules, "torch",
                         changed(torch, cuda=changed(torch.cuda, is_available=lambda: True)))
 
 
