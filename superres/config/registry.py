@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import re
 from collections import UserDict
@@ -57,12 +58,13 @@ class Registry(UserDict[str, T]):
     members and names that `with_plugins` adds from the entry points of `group`, if given. A plug-in
     is imported when its name is looked up, which raises a ConfigError if that fails or it does not
     fit; `data` has the implementations that are imported. Others than the first `members` are
-    classes derived from `base`, which superres exports; messages call them `label`.
+    classes derived from the class `base` that superres exports, which is imported to check them;
+    messages call them `label`.
     """
 
     def __init__(
         self, names: list[str], members: dict[str, T], group: str | None = None,
-        base: type = object, label: str = "",
+        base: str = "", label: str = "",
     ) -> None:
         self.plugins = {} if group is None else dict(plugins_of(group))
         self.shadowing = {name: self.plugins.pop(name) for name in members if name in self.plugins}
@@ -75,9 +77,10 @@ class Registry(UserDict[str, T]):
 
     def check(self, name: str, member: object) -> None:
         """Raise ConfigError unless `member` may be an implementation."""
-        if not (isinstance(member, type) and issubclass(member, self.base)):
-            raise ConfigError(f"{name} must be a class derived from superres.{self.base.__name__}, "
-                              f"not {shown(member)}")
+        base: type = getattr(importlib.import_module("superres"), self.base)
+        if not (isinstance(member, type) and issubclass(member, base)):
+            raise ConfigError(f"{name} must be a class derived from superres.{self.base}, not "
+                              f"{shown(member)}")
 
     def __getitem__(self, name: str) -> T:
         if name in self.shadowing:
