@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from superres.tasks.face_data import FacePairs, write_npz
 from tests.absent import ROOT, environment_without, python_without, superres_without
 from tests.web.helpers import FACES, Demo
 
@@ -131,8 +132,8 @@ def test_the_page_draws_and_translates(tmp_path):
 
 
 def test_what_needs_torch_says_so_in_one_line(tmp_path):
-    np.savez(tmp_path / "dev.npz", hr=np.zeros((1, 32, 32, 3), np.uint8),
-             lr=np.zeros((1, 8, 8, 3), np.uint8))
+    write_npz(FacePairs(np.zeros((1, 32, 32, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8),
+                        np.zeros(1, np.int32)), tmp_path / "dev.npz")
     data, output = ["--data", str(tmp_path / "dev.npz")], ["--output", str(tmp_path / "out")]
     commands = [
         ["evaluate", "images", *data], ["train", "base", *data, *output, "--steps", "1"],
