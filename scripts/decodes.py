@@ -19,8 +19,9 @@ from superres.decoding.noise import noise_keys
 from superres.decoding.plain.engine import PlainEngine
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.trace import RowTrace
-from superres.interfaces import Bool, Engine, Int64, ScoringModel
+from superres.interfaces import Bool, Engine, Int64
 from superres.native.on_torch import ModelOnTorch
+from superres.sessions import ScoringModel
 
 
 @dataclass(frozen=True)

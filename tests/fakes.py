@@ -19,7 +19,6 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.draft import DraftProposer
 from superres.decoding.proposers.ngram_table import NgramTable, count_ngrams
 from superres.decoding.trace import RowTrace
-from superres.interfaces import StepOutput
 from superres.native import build
 from superres.native.engine import NativeEngine
 from superres.native.on_torch import ModelOnTorch
@@ -27,6 +26,7 @@ from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel
 from superres.nn.weights import network_of
 from superres.pipeline.pipeline import Pipeline
+from superres.sessions import StepOutput
 from superres.tasks.consistency import cell_limits
 from superres.tasks.faces import FaceTask, encode
 

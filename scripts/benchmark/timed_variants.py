@@ -26,9 +26,10 @@ from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
 from superres.decoding.trace import TraceRecorder
 from superres.evaluation.timing import Timer
-from superres.interfaces import Bool, Engine, Int64, ScoringModel
+from superres.interfaces import Bool, Engine, Int64
 from superres.native.decoder import NativeDecoder
 from superres.pipeline.pipeline import Pipeline
+from superres.sessions import ScoringModel
 from superres.system.progress import Progress
 from superres.tasks import translation
 

@@ -38,7 +38,7 @@ from torch import Tensor
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, possible
 from superres.decoding.plain.sampling import GREEDY, Samplers
-from superres.interfaces import ScoringModel
+from superres.sessions import ScoringModel
 
 
 class Step(NamedTuple):

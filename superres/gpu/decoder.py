@@ -18,9 +18,9 @@ from superres.gpu.kernel import decode
 from superres.gpu.launch import Compiled, compiled, launch, loaded
 from superres.gpu.session import TritonSession
 from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, Weights, pack, power
-from superres.interfaces import Session
 from superres.nn.cache import KeyValueCache
 from superres.nn.model import EncoderDecoder
+from superres.sessions import Session
 
 RULES = {"distance": 0, "rank": 1}
 
@@ -73,7 +73,7 @@ def tuned(tuning: Tuning) -> dict[str, Any]:
 
 class TritonDecoder:
     """The iterations of a `PlainDecoder` in one launch per `advance`: a
-    `superres.interfaces.TensorDecoder`."""
+    `superres.sessions.TensorDecoder`."""
 
     def __init__(self, plain: PlainDecoder) -> None:
         self.plain = plain
@@ -123,7 +123,7 @@ class TritonDecoder:
         self._bind()
 
     def advance(self, count: int) -> Tensor:
-        """See `superres.interfaces.TensorDecoder.advance`; rows stop by themselves."""
+        """See `superres.sessions.TensorDecoder.advance`; rows stop by themselves."""
         plain, state = self.plain, self.plain.state
         count = count if plain.block_size == state.block_size else 1
         kind, bound = plain.criterion.rule or ("distance", 0)

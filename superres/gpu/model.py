@@ -22,9 +22,10 @@ from superres.errors import ConfigError
 from superres.gpu.decoder import TritonDecoder, supports
 from superres.gpu.session import TritonSession
 from superres.gpu.weights import COLUMNS, FLOAT, HALF, Tuning, filling, pack
-from superres.interfaces import Int64, ScoringModel, Sources
+from superres.interfaces import Int64
 from superres.nn.model import EncoderDecoder
 from superres.nn.torch_model import StepModel, half_precision
+from superres.sessions import ScoringModel, Sources
 from superres.system.precision import float32_products
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ further, times the temperature, if the token is drawn at random."""
 
 
 class TritonModel(StepModel):
-    """`EncoderDecoder` as a `superres.interfaces.ScoringModel` whose iterations run in one kernel.
+    """`EncoderDecoder` as a `superres.sessions.ScoringModel` whose iterations run in one kernel.
 
     Exact blocks have the tokens of one token per step, bit for bit, at every block size and batch
     size. The kernel has room for COLUMNS prediction heads. What it does not support, the plain

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ctypes import byref, pointer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
 from superres.native.memory import NativeMemory
 from superres.native.session import NativeSession, kept_rows
-
-if TYPE_CHECKING:
-    from superres.native.engine import NativeEngine
 
 POOL = 1024
 """Number of n-grams per row in the pool of lookahead decoding, as in
@@ -48,7 +45,8 @@ class NativeDecoder:
     compiled = True
 
     def __init__(
-        self, engine: NativeEngine, encoded: NativeMemory, keys: Int64, algorithm: Algorithm,
+        self, engine: Any, encoded: NativeMemory,  # noqa: ANN401 -- a `superres.native.engine.NativeEngine`
+        keys: Int64, algorithm: Algorithm,
         block_size: int, confident: ConfidentBlockSize | None = None,
     ) -> None:
         """Begin the sequences of `encoded`; see `superres.interfaces.Engine.start`.
@@ -83,7 +81,7 @@ class NativeDecoder:
             return session, None
         # The cache is as wide as a block, so that a rejected block can be rolled back; a step reads
         # only READ tokens.
-        engine: Any = self.data.draft.draft  # which is native
+        engine: Any = self.data.draft  # which is native
         draft = engine.session(encoded.draft, max(session.widest, READ))
         draft.resize(READ)
         return session, draft

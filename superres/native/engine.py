@@ -19,17 +19,7 @@ from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import torch_needed
-from superres.interfaces import (
-    Bool,
-    Decoder,
-    Engine,
-    EngineModel,
-    Float32,
-    Float64,
-    Int64,
-    Network,
-    Tree,
-)
+from superres.interfaces import Bool, Decoder, Engine, Float32, Float64, Int64, Network
 from superres.native.abi import LANES, MAX_HEAD, PANEL, CThreads
 from superres.native.build import NativeUnavailable, chosen, library
 from superres.native.decoder import NativeDecoder
@@ -37,6 +27,7 @@ from superres.native.encoder import encode, packed_encoder
 from superres.native.memory import NativeMemory
 from superres.native.session import LEAST_COLUMNS, NativeSession
 from superres.native.weights import PackedWeights
+from superres.sessions import EngineModel, Tree
 from superres.system.threads import most_threads
 
 BY_PRECISION = {"float32": "native", "int8": "native-int8"}
@@ -63,7 +54,7 @@ class NativeEngine:
         shortlists: returns the tokens from which recurrent heads choose, for sources int64 [B, S],
             as int64 [B, N]: a multiple of 32 tokens, -1 past the last; None if they choose from
             all.
-        peers: see `superres.interfaces.ScoringModel.peers`; several processes compute on torch.
+        peers: see `superres.sessions.ScoringModel.peers`; several processes compute on torch.
 
     Raises:
         NativeUnavailable: the code cannot be built on this machine, or does not support the
@@ -131,9 +122,9 @@ class NativeEngine:
         data = algorithm.proposer.as_data() if is_built_in else None
         if data is None:
             return False
-        if (draft := data.draft) is not None:
-            same = (draft.limits is None) == (algorithm.limits is None)
-            return same and isinstance(draft.draft, NativeEngine)
+        if data.draft is not None:
+            same = (data.limits is None) == (algorithm.limits is None)
+            return same and isinstance(data.draft, NativeEngine)
         # sampled tokens are chosen in single steps, as are those of several processes
         is_tree = data.kind == "lookahead" and algorithm.block_size > 1
         return not (is_tree and (algorithm.options.is_sampling or self.peers is not None))
@@ -157,6 +148,8 @@ class NativeEngine:
         if count == 1:
             return [self]
         own = copy.copy(self)
+        for name in ("_plain", "_float32"):  # engines of as many threads as this one
+            vars(own).pop(name, None)
         own.threads = threads // count
         return [own] * count
 
@@ -167,8 +160,9 @@ class NativeEngine:
         if algorithm is not None:
             if algorithm.limits is not None:
                 memory.bounds = algorithm.limits.bounds(tokens)
-            if (draft := getattr(algorithm.proposer, "draft", None)) is not None:
-                memory.draft = draft.encode(tokens, padding)
+            data = algorithm.proposer.as_data()
+            if data is not None and isinstance(data.draft, NativeEngine):
+                memory.draft = data.draft.encode(tokens, padding)
         return memory
 
     def joined(self, parts: Sequence[NativeMemory]) -> NativeMemory:
@@ -190,9 +184,18 @@ class NativeEngine:
                              shortlist, tree)
 
     def likelihood(self, sources: Int64, targets: Int64) -> tuple[Float64, Float32]:
-        """See `superres.interfaces.Engine.likelihood`: by steps of many columns."""
-        exact = self._float32
-        session = exact.session(exact.encode(sources), min(JUDGED, self.length))
+        """See `superres.interfaces.Engine.likelihood`: by steps of many columns, a row at a time,
+        so that memory does not grow with the batch."""
+        rows = [self._float32._judged(sources[row : row + 1], targets[row : row + 1])
+                for row in range(len(targets))]
+        if not rows:
+            return np.zeros(0), np.zeros(targets.shape, np.float32)
+        bits, variance = map(np.concatenate, zip(*rows, strict=True))
+        return bits, variance
+
+    def _judged(self, sources: Int64, targets: Int64) -> tuple[Float64, Float32]:
+        """Return the likelihood of targets [B, T] by steps of all rows."""
+        session = self.session(self.encode(sources), min(JUDGED, self.length))
         # A step reads the tokens before those that it scores.
         read = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
         bits, variance = np.zeros(len(targets)), np.empty(targets.shape, np.float32)
@@ -214,8 +217,9 @@ class NativeEngine:
     @cached_property
     def _float32(self) -> NativeEngine:
         """The engine that judges, whatever the format of the weights."""
-        is_exact = self.precision == "float32"
-        return self if is_exact else NativeEngine(self.network, self.end_token)
+        if self.precision == "float32":
+            return self
+        return NativeEngine(self.network, self.end_token, threads=self.threads)
 
     def _planned(self, rows: int, width: int) -> CThreads:
         """Return the recorded numbers of threads, of columns per thread and of rows together."""

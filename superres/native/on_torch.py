@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from superres.interfaces import Sampler, Session, Sources, StepOutput, Tree, TreeSession
 from superres.native import abi
-from superres.native.engine import NativeEngine
 from superres.native.memory import NativeMemory
 from superres.native.session import COPIED, NativeSession
 from superres.nn.heads import RecurrentHeads
@@ -24,12 +22,13 @@ from superres.nn.torch_model import StepModel
 from superres.nn.torch_step import PARTS
 from superres.nn.tree_attention import require_width
 from superres.nn.weights import module_of
+from superres.sessions import Sampler, Session, Sources, StepOutput, Tree, TreeSession
 
 LOG = logging.getLogger(__name__)
 
 
 class SessionOnTorch(ProposingSession):
-    """A `superres.interfaces.Session` whose steps are those of a native session."""
+    """A `superres.sessions.Session` whose steps are those of a native session."""
 
     def __init__(self, model: EncoderDecoder, memory: Memory, native: NativeSession) -> None:
         shared = {name: torch.from_numpy(native.rows[name]) for name in COPIED
@@ -46,7 +45,7 @@ class SessionOnTorch(ProposingSession):
         return super()._source_of(Memory(*self.source))
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        """See `superres.interfaces.Session.step`; the state is the decoder outputs [B, W, D] and
+        """See `superres.sessions.Session.step`; the state is the decoder outputs [B, W, D] and
         `position`."""
         position = position.contiguous()
         scores, hidden = self.native.step(tokens.contiguous().numpy(), position.numpy())
@@ -75,7 +74,7 @@ class SessionOnTorch(ProposingSession):
         return {part: float(seconds[abi.value("Part", part)]) for part in PARTS}
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`; a ValueError if there is no memory for steps of
+        """See `superres.sessions.Session.resize`; a ValueError if there is no memory for steps of
         `width`."""
         self.native.resize(width)
         self.width = width
@@ -84,14 +83,14 @@ class SessionOnTorch(ProposingSession):
         self.native.select(rows.numpy(), length)
 
     def row_state(self, cache: bool = True) -> list[Tensor]:
-        """See `superres.interfaces.Session.row_state`; adds the arrays that native.cpp reads."""
+        """See `superres.sessions.Session.row_state`; adds the arrays that native.cpp reads."""
         own = [torch.from_numpy(array) for name, array in self.native.rows.items()
                if cache or name not in self.native.caches]
         return list({tensor.data_ptr(): tensor for tensor in (*super().row_state(), *own)}.values())
 
 
 class TreeSessionOnTorch(SessionOnTorch):
-    """A `superres.interfaces.TreeSession` whose steps are those of a native session."""
+    """A `superres.sessions.TreeSession` whose steps are those of a native session."""
 
     def __init__(self, model: EncoderDecoder, memory: Memory, native: NativeSession,
                  tree: Tree) -> None:
@@ -111,24 +110,24 @@ class TreeSessionOnTorch(SessionOnTorch):
 
 
 class ModelOnTorch(StepModel):
-    """A native engine as a `superres.interfaces.ScoringModel`; `native` is the engine."""
+    """A native engine as a `superres.sessions.ScoringModel`; `native` is the engine."""
 
     own_threads = True
     adaptive = True
 
-    def __init__(self, native: NativeEngine) -> None:
+    def __init__(self, native: Any) -> None:  # noqa: ANN401 -- a `superres.native.engine.NativeEngine`
         super().__init__(module_of(native.network), native.end_token)
         self.native, self.engine, self.costs = native, native.name, native.costs
-        self.peers, self.shortlists = native.peers, native.shortlists
+        self.peers = native.peers
         self.warned = False
 
     @property
     def code(self) -> str:
-        return self.native.code
+        return str(self.native.code)
 
     @property
     def variant(self) -> str:
-        return self.native.variant
+        return str(self.native.variant)
 
     def _encoded(self, source: Tensor, padding: Tensor | None) -> Memory:
         memory = self.native.encode(source.numpy(), None if padding is None else padding.numpy())
@@ -147,7 +146,7 @@ class ModelOnTorch(StepModel):
     def tree_session(  # type: ignore[override]
         self, source: Sources, tree: Tree, kept: int, padding: Tensor | None = None,
     ) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; trees with a trunk get the plain
+        """See `superres.sessions.ScoringModel.tree_session`; trees with a trunk get the plain
         step."""
         if tree.root:
             if not self.warned:

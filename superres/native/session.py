@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from superres.config import ModelConfig
 from superres.config.tables import INITIAL_SHARPNESS, RESIDUAL_SCALE, position_signal, slot_count
-from superres.interfaces import Float32, Float64, Int64, Tree
+from superres.interfaces import Float32, Float64, Int64
 from superres.native import abi
 from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
 from superres.native.memory import NativeMemory
 from superres.native.weights import PackedWeights
+from superres.sessions import Tree
 
 GROUP_WIDTH = 64
 """Width of a group of attention heads and hidden units: see `Layers` in cpp/model/layer.h. Another
@@ -221,7 +222,7 @@ class NativeSession:
 
     def step(self, tokens: Int64, position: Int64) -> tuple[Float32, Float32]:
         """Read `tokens` [B, W] at decoder positions `position` [B] + 0..W-1, as
-        `superres.interfaces.Session.step`; return scores [B, W, V] and decoder outputs [B, W, D].
+        `superres.sessions.Session.step`; return scores [B, W, V] and decoder outputs [B, W, D].
 
         Of a tree, `position` is that of the root, and only scored columns have scores.
         """
@@ -255,7 +256,7 @@ class NativeSession:
         return tokens
 
     def commit(self, columns: Int64, start: Int64) -> None:
-        """Commit paths [B, P] of the columns of a tree, as `superres.interfaces.TreeSession.commit`
+        """Commit paths [B, P] of the columns of a tree, as `superres.sessions.TreeSession.commit`
         does; `start` [B] is the position of the step."""
         library().superres_keep(byref(self.session), address(columns, np.int64, *columns.shape),
                                 columns.shape[1], address(start, np.int64, self.batch))

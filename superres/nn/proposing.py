@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from superres.config.tables import RESIDUAL_SCALE
-from superres.interfaces import Sampler, StepOutput
 from superres.nn.heads import PredictionHeads, RecurrentHeads
 from superres.nn.image_priors import ordinal_term, scores_around
 from superres.nn.model import EncoderDecoder, Memory
+from superres.sessions import Sampler, StepOutput
 
 
 @dataclass

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from superres.config import CostRecord, general_costs
 from superres.config.tables import SOURCE_MULTIPLE
-from superres.interfaces import Network, Sources, TensorDecoder, Tree
+from superres.interfaces import Network
 from superres.nn.likelihood import bits_and_variance
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
 from superres.nn.tree_attention import TreeSession
 from superres.nn.weights import network_of
+from superres.sessions import Sources, TensorDecoder, Tree
 from superres.system.precision import float32_products
 
 
@@ -34,7 +35,7 @@ def half_precision(layers: nn.ModuleList) -> nn.ModuleList:
 
 
 class StepModel:
-    """`EncoderDecoder` in evaluation mode as a `superres.interfaces.ScoringModel`."""
+    """`EncoderDecoder` in evaluation mode as a `superres.sessions.ScoringModel`."""
 
     engine = "plain"
     half = False  # whether the engine computes in bfloat16
@@ -53,7 +54,7 @@ class StepModel:
         self.length = model.config.target_length
         self.prediction_heads = model.config.prediction_heads
         self.end_token = end_token
-        self.peers: Any = None  # see `superres.interfaces.ScoringModel.peers`
+        self.peers: Any = None  # see `superres.sessions.ScoringModel.peers`
         self.weight_bytes = sum(weight.numel() * weight.element_size()
                                 for weight in model.parameters())
         self.layers: nn.ModuleList = model.decoder
@@ -88,7 +89,7 @@ class StepModel:
         return 16 * 8 * width * self.vocabulary
 
     def encode(self, source: Sources, padding: Tensor | None = None, copies: int = 1) -> Memory:
-        """See `superres.interfaces.ScoringModel.encode`; `copies` as for its method `session`."""
+        """See `superres.sessions.ScoringModel.encode`; `copies` as for its method `session`."""
         memory = self._encoded(source, padding) if isinstance(source, Tensor) else source
         return memory.repeat(copies).rounded_up(SOURCE_MULTIPLE)
 

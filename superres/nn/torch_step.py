@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from superres.config.tables import RESIDUAL_SCALE
-from superres.interfaces import StepOutput
 from superres.nn.attention import attend, reach
 from superres.nn.cache import KeyValueCache
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.layers import Layer
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.proposing import ProposingSession, StepState
+from superres.sessions import StepOutput
 
 PARTS = ("input", "attention", "feed-forward", "scores")
 """Parts of a step that are timed separately."""
 
 
 class StepSession(ProposingSession):
-    """A batch being decoded: `superres.interfaces.Session` for `EncoderDecoder`. For one decode at
+    """A batch being decoded: `superres.sessions.Session` for `EncoderDecoder`. For one decode at
     a time.
 
     It decodes the sources of `memory` in steps of up to `width` tokens by the decoder layers

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from superres.config import ModelConfig
-from superres.interfaces import StepOutput, Tree
 from superres.nn.cache import KeyValueCache
 from superres.nn.image_priors import NumericNeighbourhood
 from superres.nn.model import EncoderDecoder, Memory
 from superres.nn.torch_step import StepSession
+from superres.sessions import StepOutput, Tree
 
 
 class TreeCache(KeyValueCache):
@@ -82,7 +82,7 @@ def require_width(tree: Tree, width: int) -> None:
 
 
 class TreeSession(StepSession):
-    """A batch being decoded by steps over a tree: a `superres.interfaces.TreeSession`.
+    """A batch being decoded by steps over a tree: a `superres.sessions.TreeSession`.
 
     For one decode at a time. `commit` takes at most `kept` columns.
     """

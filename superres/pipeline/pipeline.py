@@ -145,7 +145,7 @@ class Pipeline:
     def model(self) -> EncoderDecoder:
         """The network as a torch module on the device, in evaluation mode."""
         model: EncoderDecoder = (module_on(self.network, self.device) if self.device == "cpu"
-                                 else self.scoring.on_torch().model)  # type: ignore[attr-defined]
+                                 else self.scoring.on_torch().model)
         return model
 
     @classmethod

@@ -54,7 +54,7 @@ def register_engine(name: str) -> Callable[[type[StepModel]], type[StepModel]]:
     """Return a decorator that adds a class derived from `StepModel` as the engine `name`.
 
     The class computes the decoding step: its method `session` returns a
-    `superres.interfaces.Session`.
+    `superres.sessions.Session`.
 
     Raises:
         ConfigError: as for `register_proposer`.

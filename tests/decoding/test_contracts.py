@@ -27,10 +27,10 @@ from superres.config import PRESETS, DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Distance, TopK
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import InvalidInputError
-from superres.interfaces import Session
 from superres.nn.torch_model import StepModel
 from superres.nn.weights import network_of
 from superres.pipeline.choose import ENGINES, engine_of
+from superres.sessions import Session
 from superres.tasks.registry import TASK_FILES, TASKS
 from tests.proofs.test_refill import refilled
 

@@ -27,8 +27,8 @@ from superres.decoding.plain.lookahead.verification import verify_candidates
 from superres.decoding.proposers.lookahead.layout import Layout, partition
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
 from superres.errors import ConfigError
-from superres.interfaces import StepOutput, Tree
 from superres.nn.torch_model import StepModel
+from superres.sessions import StepOutput, Tree
 from tests.decoding import helpers
 from tests.decoding.helpers import VARIANTS_HERE, WAYS, decode_all, model_and_source
 from tests.proofs.test_speculative import (

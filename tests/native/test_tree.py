@@ -14,9 +14,9 @@ from superres.config import DecodeConfig
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.plain.lookahead.pool import NgramPool
 from superres.decoding.proposers.lookahead.proposer import LookaheadProposer
-from superres.interfaces import Tree
 from superres.native.on_torch import TreeSessionOnTorch
 from superres.nn.torch_model import StepModel
+from superres.sessions import Tree
 from tests.native.helpers import KNOWN, NATIVE, compiled, native_model
 from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
 from tests.proofs.test_consistency import assert_consistent

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from fakes import random_tokens
 
-from superres.interfaces import Sampler, Tree
 from superres.nn.torch_model import StepModel
+from superres.sessions import Sampler, Tree
 
 
 def check_steps(model, width, rows=3, seed=0, most=None, padding=None, session=None, close=None,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superres.config.tables import slot_count
-from superres.interfaces import Tree
 from superres.nn.torch_model import StepModel
+from superres.sessions import Tree
 from tests.nn.helpers import BRANCHY, check_tree_steps, random_tree, read_twice
 
 WIDE = replace(SMALL, source_shape=(2, 4, 3), target_shape=(4, 8, 3), attention_block_length=8)

@@ -18,8 +18,8 @@ from superres.decoding.plain import sampling
 from superres.decoding.plain.sampling import filtered
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
-from superres.interfaces import StepOutput
 from superres.nn.torch_model import StepModel
+from superres.sessions import StepOutput
 
 VOCABULARY, LENGTH, ROWS = 4, 4, 10_000
 ALPHA = 1e-4

@@ -19,7 +19,7 @@ from torch import Tensor
 from superres.config import BeamConfig
 from superres.decoding.plain.state import NanCheck
 from superres.errors import ConfigError
-from superres.interfaces import ScoringModel, Session
+from superres.sessions import ScoringModel, Session
 from superres.system.precision import float32_products
 from superres.system.torch_threads import TorchThreads
 

@@ -20,11 +20,11 @@ from superres.decoding.plain.confidence import HeadConfidence
 from superres.decoding.plain.sampling import CoupledSampler, Samplers
 from superres.decoding.plain.state import DecodeState, NanCheck
 from superres.decoding.proposers.proposer import Context
-from superres.interfaces import Sampler, ScoringModel, Session, Sources, StepOutput
+from superres.sessions import Sampler, ScoringModel, Session, Sources, StepOutput
 
 
 class PlainDecoder:
-    """The algorithm on torch: a `superres.interfaces.TensorDecoder`, and the rows of the others.
+    """The algorithm on torch: a `superres.sessions.TensorDecoder`, and the rows of the others.
 
     An iteration reads nothing back from the device.
 
@@ -80,7 +80,7 @@ class PlainDecoder:
         self._sampler = sampler
 
     def advance(self, count: int) -> Tensor:
-        """See `superres.interfaces.TensorDecoder.advance`; does one iteration."""
+        """See `superres.sessions.TensorDecoder.advance`; does one iteration."""
         state, size = self.state, self.state.block_size
         block, accepted = self.iterate(state)
         state.starting = False

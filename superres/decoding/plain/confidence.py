@@ -9,7 +9,8 @@ from torch import Tensor
 
 from superres.decoding.confidence import ConfidentBlockSize, passing, passing_by_odds
 from superres.decoding.plain.sampling import CoupledSampler
-from superres.interfaces import Float64, Sampler
+from superres.interfaces import Float64
+from superres.sessions import Sampler
 
 # Smallest odds of all other tokens against a proposal, so that their logarithm is finite
 LEAST_ODDS = 1e-6

@@ -17,17 +17,8 @@ from superres.decoding.plain.blockwise import PlainDecoder
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.plain.lookahead.iteration import LookaheadDecoder
 from superres.decoding.proposers.proposer import sources_at, with_proposer_state
-from superres.interfaces import (
-    Bool,
-    EngineModel,
-    Float32,
-    Float64,
-    Int64,
-    Network,
-    ScoringModel,
-    Sources,
-    TensorDecoder,
-)
+from superres.interfaces import Bool, Float32, Float64, Int64, Network
+from superres.sessions import EngineModel, ScoringModel, Sources, TensorDecoder
 from superres.system.precision import float32_products
 from superres.system.torch_threads import TorchThreads
 

@@ -12,15 +12,7 @@ from torch import Tensor
 
 from superres.decoding.limits import Limits
 from superres.decoding.proposers.proposer import RowTensors, StatefulSession, WrappedModel
-from superres.interfaces import (
-    Sampler,
-    ScoringModel,
-    Session,
-    Sources,
-    StepOutput,
-    Tree,
-    TreeSession,
-)
+from superres.sessions import Sampler, ScoringModel, Session, Sources, StepOutput, Tree, TreeSession
 
 
 class LimitTensors:
@@ -73,6 +65,7 @@ class LimitedProposals(Sampler):
         return torch.cat(tokens, dim=1)
 
     def limit(self, tokens: Tensor) -> Tensor:
+        """See `superres.sessions.Sampler.limit`."""
         low, high = self.bounds[:, :, self.chosen : self.chosen + 1].unbind(1)  # each [B, 1]
         tokens = tokens.clamp(low, high).clamp_(0, len(self.limits.tokens) - 1)
         self._take(tokens)
@@ -94,7 +87,7 @@ class LimitedProposals(Sampler):
 
 
 class LimitedSession(StatefulSession):
-    """A session whose scores and proposals are limited: a `superres.interfaces.Session`."""
+    """A session whose scores and proposals are limited: a `superres.sessions.Session`."""
 
     def __init__(self, session: Session, limits: LimitTensors, bounds: Tensor) -> None:
         """Limit an empty `session` of B rows with `bounds` [B, 2, T + 1]."""
@@ -152,7 +145,7 @@ def unwrapped(session: object) -> tuple[object, LimitTensors | None, Tensor | No
 
 
 class LimitedTreeSession(LimitedSession):
-    """A session over a tree whose scores are limited: a `superres.interfaces.TreeSession`.
+    """A session over a tree whose scores are limited: a `superres.sessions.TreeSession`.
 
     The limits of a column depend on the tokens of its ancestors, and on the recorded tokens before
     the tree.

@@ -17,7 +17,7 @@ from superres.config import DecodeConfig
 from superres.decoding.acceptance import Criterion
 from superres.decoding.plain.noise import Noise, weights
 from superres.decoding.proposers.proposer import Context, Proposer
-from superres.interfaces import Sampler
+from superres.sessions import Sampler
 
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from superres.decoding.limits import Limits
-    from superres.interfaces import Engine, ScoringModel, Session, Sources
+    from superres.interfaces import Engine
+    from superres.sessions import ScoringModel, Session, Sources
 
 READ = 2
 """Tokens that the draft reads per step. The first step reads the token before the block as well: it
@@ -67,7 +68,7 @@ class DraftProposer(Proposer):
         return session
 
     def as_data(self) -> ProposerData:
-        return ProposerData("draft", draft=self)
+        return ProposerData("draft", draft=self.draft, limits=self.limits)
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         import torch

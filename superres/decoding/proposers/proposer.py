@@ -10,9 +10,9 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
-    from superres.decoding.proposers.draft import DraftProposer
-    from superres.interfaces import (
-        Engine,
+    from superres.decoding.limits import Limits
+    from superres.interfaces import Engine
+    from superres.sessions import (
         Sampler,
         ScoringModel,
         Session,
@@ -29,7 +29,8 @@ class ProposerData:
 
     kind: str  # heads, draft or lookahead
     uses_heads: bool = False  # whether the prediction heads propose
-    draft: DraftProposer | None = None  # whose model reads two tokens per step
+    draft: Engine | None = None  # of the draft model, which reads two tokens per step
+    limits: Limits | None = None  # on the tokens of the draft model
 
 
 @dataclass
@@ -95,14 +96,14 @@ class Proposer:
 
     def encode(self, source: Sources, padding: Tensor | None) -> Sources:
         """Encode `source` for `new_state`; arguments as for
-        `superres.interfaces.ScoringModel.encode`."""
+        `superres.sessions.ScoringModel.encode`."""
         return source
 
     def new_state(
         self, source: Sources, width: int, padding: Tensor | None, copies: int,
     ) -> Session | RowTensors | None:
         """Return the state of a new batch; arguments as for
-        `superres.interfaces.ScoringModel.session`.
+        `superres.sessions.ScoringModel.session`.
 
         A class that does not define this method has no state.
         """
@@ -150,7 +151,7 @@ class RowTensors:
 
 class StatefulSession:
     """A session joined with a state of the same rows, such as a proposer's: a
-    `superres.interfaces.Session`.
+    `superres.sessions.Session`.
 
     Both are rolled back by moving the position. Methods that move rows move them in both.
     """
@@ -167,7 +168,7 @@ class StatefulSession:
         return self.session.propose(output, index, first, offsets, sampler)
 
     def resize(self, width: int) -> None:
-        """See `superres.interfaces.Session.resize`; the state does not depend on the width."""
+        """See `superres.sessions.Session.resize`; the state does not depend on the width."""
         self.session.resize(width)
         self.width = width
 
@@ -186,7 +187,7 @@ class StatefulSession:
 
 class WrappedModel:
     """The base of models that change another model's sessions: a
-    `superres.interfaces.ScoringModel`.
+    `superres.sessions.ScoringModel`.
 
     Its encoded sources are a tuple: those of the model, and what the class adds.
     """
@@ -228,7 +229,7 @@ class StatefulModel(WrappedModel):
 
     def tree_session(self, source: Sources, tree: Tree, kept: int,
                      padding: Tensor | None = None) -> TreeSession:
-        """See `superres.interfaces.ScoringModel.tree_session`; proposers of trees have no state."""
+        """See `superres.sessions.ScoringModel.tree_session`; proposers of trees have no state."""
         own = source[0] if isinstance(source, tuple) else source
         return self.model.tree_session(own, tree, kept, padding)
 

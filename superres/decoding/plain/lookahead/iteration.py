@@ -42,7 +42,7 @@ from superres.decoding.plain.lookahead.verification import verify_candidates
 from superres.decoding.plain.sampling import COMMITTED, VERDICT, distribution, scaled
 from superres.decoding.plain.state import DecodeState
 from superres.decoding.proposers.lookahead.layout import Layout, partition
-from superres.interfaces import ScoringModel, Session, Sources, StepOutput, TreeSession
+from superres.sessions import ScoringModel, Session, Sources, StepOutput, TreeSession
 
 
 class LookaheadDecoder(PlainDecoder):

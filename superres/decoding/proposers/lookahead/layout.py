@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from superres.config import DecodeConfig, require
-from superres.interfaces import Tree
+from superres.sessions import Tree
 
 
 def partition(count: int, rank: int = 0, processes: int = 1) -> range:
