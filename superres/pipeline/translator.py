@@ -6,9 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -23,16 +21,15 @@ from superres.config import (
     require,
     require_whole,
 )
-from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.batching import Result, Source, feed_of
 from superres.decoding.noise import noise_keys, part_keys
-from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError, shown, torch_needed
 from superres.interfaces import Engine, Int64, Network
 from superres.native.engine import NativeEngine
 from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_steps, check_callable
 from superres.pipeline.resolved_options import choices_for
-from superres.pipeline.translated import Translated, Translation
+from superres.pipeline.segments import Segment, groups_of, joined
+from superres.pipeline.translated import Translated
 from superres.tasks import translation
 from superres.tasks.shortlist import SHORTLIST, Shortlists
 
@@ -42,37 +39,6 @@ if TYPE_CHECKING:
     from superres.config import DecodeOptions
     from superres.decoding.plain.beam import BeamLoop
     from superres.nn.model import EncoderDecoder
-
-SHARES = 3
-"""If several groups of segments are translated at once, every thread gets at least so many of them,
-so that all end at about the same time."""
-
-LONGEST_STREAM = 4
-"""Batches in one of several streams that are decoded at once, at most: an interrupted translation
-waits for them."""
-
-
-@dataclass(eq=False)
-class _Segment:
-    """A sentence of a line, or a part of one that is too long: text, source tokens, translation as
-    in `Translation`."""
-
-    line: int
-    original: str
-    source: list[int]
-    key: int
-    unusual: str
-    text: str = ""
-    trace: RowTrace | None = None
-    truncated: bool = False
-    tokens: int = 0
-
-    def doubt(self, is_complete: bool) -> str:
-        """Return why the translation, which may be incomplete, may be wrong; see
-        `Translation.unusual`."""
-        return self.unusual or (translation.length_doubt(self.original, self.text) if is_complete
-                                else "")
-
 
 class Translator(Pipeline):
     """Translates lines of text with a checkpoint.
@@ -183,11 +149,11 @@ class Translator(Pipeline):
                     progress(before + done, total)
             before += done
             seconds = time.perf_counter() - started
-            yield _joined(failed[first : first + size], segments, calls, seconds)
+            yield joined(failed[first : first + size], segments, calls, seconds)
             started = time.perf_counter()
 
     def _all_translated(
-        self, segments: list[_Segment], options: DecodeConfig | BeamConfig, rows: int,
+        self, segments: list[Segment], options: DecodeConfig | BeamConfig, rows: int,
         width: int | None,
     ) -> Iterator[tuple[int, int]]:
         """Translate segments, several groups of them at the same time on an engine that gains by
@@ -196,7 +162,7 @@ class Translator(Pipeline):
         Yields the number of segments that are newly complete, and the number of new model calls.
         """
         engines = self.scoring.side_by_side(math.ceil(len(segments) / rows))
-        groups = _groups(segments, options, rows, len(engines))
+        groups = groups_of(segments, rows, len(engines), isinstance(options, BeamConfig))
         if len(engines) == 1:
             for group in groups:
                 yield from self._translated(engines[0], group, options, rows, width)
@@ -205,7 +171,7 @@ class Translator(Pipeline):
         for engine in engines:
             free.put(engine)
 
-        def translate(group: list[_Segment]) -> list[tuple[int, int]]:
+        def translate(group: list[Segment]) -> list[tuple[int, int]]:
             engine = free.get()
             try:
                 return list(self._translated(engine, group, options, rows, width))
@@ -220,7 +186,7 @@ class Translator(Pipeline):
                 pool.shutdown(cancel_futures=True)
 
     def _translated(
-        self, engine: Engine, segments: list[_Segment], options: DecodeConfig | BeamConfig,
+        self, engine: Engine, segments: list[Segment], options: DecodeConfig | BeamConfig,
         rows: int, width: int | None,
     ) -> Iterator[tuple[int, int]]:
         """Translate segments with `engine`: in beam search as one batch, otherwise a complete row
@@ -264,12 +230,12 @@ class Translator(Pipeline):
         self.check(options)
         segments = self._segments(self._cut(lines)[0], noise_keys(keys, len(lines)))
         if not segments:
-            yield _joined([""] * len(lines), [], 0, 0.0)
+            yield joined([""] * len(lines), [], 0, 0.0)
             return
         for calls, seconds, is_complete in at_intervals(self._steps(segments, options), interval):
-            yield _joined([""] * len(lines), segments, calls, seconds, is_complete)
+            yield joined([""] * len(lines), segments, calls, seconds, is_complete)
 
-    def _steps(self, segments: list[_Segment], options: DecodeConfig | BeamConfig) -> Steps[int]:
+    def _steps(self, segments: list[Segment], options: DecodeConfig | BeamConfig) -> Steps[int]:
         """Translate a batch; reading a result records it in `segments`, and returns the number of
         model calls."""
         if isinstance(options, BeamConfig):
@@ -281,7 +247,7 @@ class Translator(Pipeline):
         for is_complete, results in batch_steps(stream):
             yield is_complete, lambda: self._record_blocks(results())  # noqa: B023 -- called at once
 
-    def _beam_steps(self, engine: Engine, segments: list[_Segment],
+    def _beam_steps(self, engine: Engine, segments: list[Segment],
                     options: BeamConfig) -> Iterator[BeamLoop]:
         """Search the best translations of a batch: see `decoding.plain.beam.beam_steps`."""
         with torch_needed("beam search"):
@@ -322,10 +288,10 @@ class Translator(Pipeline):
                 failed[number - 1] = str(error)
         return cut, failed
 
-    def _segments(self, cut: list[list[str]], keys: Int64) -> list[_Segment]:
+    def _segments(self, cut: list[list[str]], keys: Int64) -> list[Segment]:
         """Return the segments of lines that are `cut`, whose noise has the `keys`, int64
         [lines]."""
-        segments = list[_Segment]()
+        segments = list[Segment]()
         for number, (texts, key) in enumerate(zip(cut, keys, strict=True)):
             own = [int(key)] * len(texts)  # as of part 0
             if len(texts) > 1:
@@ -335,16 +301,16 @@ class Translator(Pipeline):
                 if (not unusual and self.shortlists is not None
                     and self.shortlists.is_unusual(source)):
                     unusual = self.shortlists.known
-                segments.append(_Segment(number, text, source, one, unusual))
+                segments.append(Segment(number, text, source, one, unusual))
         return segments
 
-    def _source(self, segments: Sequence[_Segment], length: int = 0) -> Source:
+    def _source(self, segments: Sequence[Segment], length: int = 0) -> Source:
         """Return source tokens [N, S] and padding of N segments, S at least `length`."""
         source = translation.pad([segment.source for segment in segments], length)
         padding = source == translation.PADDING
         return source, padding if padding.any() else None
 
-    def _record(self, segments: Sequence[_Segment], tokens: Int64, lengths: Int64) -> None:
+    def _record(self, segments: Sequence[Segment], tokens: Int64, lengths: Int64) -> None:
         """Record translations: tokens [N, T], of which `lengths` [N] are valid."""
         longest = [self.model_config.longest_target(len(segment.source)) for segment in segments]
         full = (lengths == longest) & (tokens != translation.END).all(1)
@@ -353,7 +319,7 @@ class Translator(Pipeline):
                                         strict=True):
             segment.text, segment.truncated, segment.tokens = translated
 
-    def _record_blocks(self, results: Sequence[Result[_Segment]]) -> int:
+    def _record_blocks(self, results: Sequence[Result[Segment]]) -> int:
         """Record the results of blockwise decoding, and return the number of model calls of the
         slowest."""
         if results:
@@ -363,7 +329,7 @@ class Translator(Pipeline):
                          np.array([one.trace.tokens for one in results]))
         return max((one.trace.model_calls for one in results), default=0)
 
-    def _record_beams(self, segments: list[_Segment], loop: BeamLoop) -> int:
+    def _record_beams(self, segments: list[Segment], loop: BeamLoop) -> int:
         """Record the best hypotheses of a beam search so far, and return the number of its model
         calls."""
         found = loop.result()
@@ -377,46 +343,3 @@ def require_lines(lines: object) -> None:
                                                                             for one in lines):
         raise InvalidInputError("lines must be a list of texts such as ['A dog runs.'], not "
                                 f"{shown(lines)}")
-
-
-def _groups(
-    segments: Sequence[_Segment], options: DecodeConfig | BeamConfig, batch_size: int, at_once: int,
-) -> list[list[_Segment]]:
-    """Split segments by length into batches, or into longer streams whose sources engines pad to
-    the same length.
-
-    If several streams are decoded at once, they are short, and the longest segments come first.
-    """
-    ordered = sorted(segments, key=lambda segment: len(segment.source))
-    if isinstance(options, BeamConfig) or len(ordered) <= batch_size:
-        return _parts_of(ordered, batch_size)
-    padded = groupby(ordered, key=lambda segment: math.ceil(len(segment.source) / SOURCE_MULTIPLE))
-    most = len(ordered)
-    if at_once > 1:
-        most = max(batch_size,
-                   min(LONGEST_STREAM * batch_size, math.ceil(len(ordered) / (SHARES * at_once))))
-    return [part for _, stream in padded for part in _parts_of(list(stream), most)][::-1]
-
-
-def _parts_of(segments: list[_Segment], size: int) -> list[list[_Segment]]:
-    """Split segments into parts of `size`; the last one may be smaller."""
-    return [segments[start : start + size] for start in range(0, len(segments), size)]
-
-
-def _joined(
-    failed: Sequence[str], segments: Sequence[_Segment], calls: int, seconds: float,
-    is_complete: bool = True,
-) -> Translated:
-    """Join the translations of segments line by line; `failed` says why a line has none."""
-    by_line: list[list[_Segment]] = [[] for _ in failed]
-    for segment in segments:
-        by_line[segment.line].append(segment)
-    return Translated([Translation(
-        text=" ".join(part.text for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        traces=[part.trace for part in parts if part.trace is not None],
-        segments=len(parts),
-        truncated=any(part.truncated for part in parts),
-        unusual=next(filter(None, (part.doubt(is_complete) for part in parts)), ""),
-        failed=reason,
-    ) for parts, reason in zip(by_line, failed, strict=True)], calls, seconds, is_complete)

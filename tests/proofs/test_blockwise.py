@@ -9,9 +9,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import BAD_KEYS, VARIANTS, ScriptedModel, criterion_options, random_model, random_tokens
+from fakes import BAD_KEYS, VARIANTS, criterion_options, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import ScriptedModel
 
 from decodes import algorithm_of, decode, result_of
 from superres.config import DecodeConfig

@@ -12,7 +12,6 @@ from fakes import (
     NATIVE,
     SMALL,
     VARIANTS,
-    ScriptedModel,
     Waiting,
     draft_of,
     drafted,
@@ -22,6 +21,7 @@ from fakes import (
     random_tokens,
     stacked,
 )
+from scripted import ScriptedModel
 
 from decodes import algorithm_of, decode, engine_of, numbers
 from superres.config import Confidence, DecodeConfig
