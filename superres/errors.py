@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 MAX_SHOWN = 200  # characters of a value in a message
-TORCH = ("psutil", "torch", "torchvision")
+TORCH = ("torch", "torchvision")
 EXTRAS = {
     "hub": ("huggingface_hub",),
     "survey": ("fastapi", "krippendorff", "matplotlib", "scipy", "sqlalchemy", "statsmodels",

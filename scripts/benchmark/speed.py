@@ -19,17 +19,20 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -226,16 +229,57 @@ def busy_cores() -> Iterator[None]:
 
 
 def upscale(cache: Path, picture: Path, *options: str) -> Values:
-    """Run `superres upscale` with a cache of its own; return its seconds, from the start of its
-    process, and steps."""
+    """Run `superres upscale` with a cache of its own; return what `command` does, and the steps."""
     with tempfile.TemporaryDirectory() as output:
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "superres", "upscale", picture, "--output", output,
-                        *options], check=True, cwd=ROOT, stderr=subprocess.DEVNULL,
-                       env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)})
-        seconds = time.perf_counter() - started
+        found = command(cache, "upscale", picture, "--output", output, *options)
         record = json.loads((Path(output) / "manifest.jsonl").read_text().splitlines()[0])
-    return {"seconds": seconds, "steps": record["iterations"], "tokens": record["tokens"]}
+    return {**found, "steps": record["iterations"], "tokens": record["tokens"]}
+
+
+def command(cache: Path, *words: str | Path) -> Values:
+    """Run superres with a cache of its own; return its seconds from the start of its process, those
+    of the processor, and the bytes of its memory."""
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "superres", *words], cwd=ROOT,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=with_cache(cache))
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"superres {' '.join(map(str, words))} failed")
+    return {"seconds": time.perf_counter() - started, "cpu": used.ru_utime + used.ru_stime,
+            "memory": 1024 * used.ru_maxrss}
+
+
+def page(cache: Path) -> Values:
+    """Start the web demo; return what `command` does, until its first answer."""
+    started, port = time.perf_counter(), free_port()
+    with subprocess.Popen([sys.executable, "-m", "superres", "app", "--port", str(port)], cwd=ROOT,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          env=with_cache(cache)) as process:
+        try:
+            while True:
+                with suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).read()
+                    break
+                time.sleep(0.01)
+            seconds, server = time.perf_counter() - started, psutil.Process(process.pid)
+            used = server.cpu_times()
+            return {"seconds": seconds, "cpu": used.user + used.system,
+                    "memory": server.memory_info().rss}
+        finally:
+            process.terminate()
+
+
+def with_cache(cache: Path) -> dict[str, str]:
+    """Return the environment of a process of this checkout with a cache of its own."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+
+
+def free_port() -> int:
+    """Return the number of a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def first_use() -> Values:
@@ -263,6 +307,9 @@ def first_use() -> Values:
             return cache
 
         found["wheel"] = upscale(with_library(), FACE)
+        found["small"] = upscale(path / "first", FACE, "--size", "32")
+        found["help"] = command(path / "first", "--help")
+        found["page"] = page(path / "first")
         ways = {"default": (), "exact": ("--block-size", "10"),
                 "epsilon 2": ("--accept", "distance", "--epsilon", "2")}
         found |= {f"astronaut, {way}": upscale(with_library(), photo, *options)

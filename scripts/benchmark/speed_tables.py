@@ -14,9 +14,11 @@ from superres.system.output import markdown_table
 
 INT8 = f"{PEER}int8, greedy"
 """What the times of text are compared with."""
-FIRST_USES = {"compiled": "without a cache: the library is compiled first",
-              "wheel": "with the library, as in a wheel, and nothing else",
-              "again": "every later time"}
+FIRST_USES = {"compiled": "a face, without a cache: the library is compiled first",
+              "wheel": "a face, with the library, as in a wheel, and nothing else",
+              "again": "a face, every later time", "small": "a face with `--size 32`",
+              "help": "`superres --help`", "page": "the page, until its first answer"}
+"""Processes of a first use, by what is measured of them."""
 
 
 def labels(document: Document) -> list[str]:
@@ -95,11 +97,12 @@ def never_slower_table(document: Document) -> str:
 
 
 def first_use_table(document: Document) -> str:
-    """Return seconds from the start of the process until a face is written, by what the cache
-    has."""
+    """Return seconds of the clock and of the processor, and the memory, of a process until a face
+    is written, by what the cache has, and of others."""
     found = values(document)["first-use"]
-    return markdown_table(["first face", "seconds"], [[text, f"{found[name]['seconds']:.1f}"]
-                                                      for name, text in FIRST_USES.items()])
+    return markdown_table(["process", "seconds", "of the processor", "MB"], [
+        [text, *(f"{found[name][key]:.2f}" for key in ("seconds", "cpu")),
+         f"{found[name]['memory'] / 1e6:.0f}"] for name, text in FIRST_USES.items()])
 
 
 def beside_table(document: Document) -> str:

@@ -67,8 +67,7 @@ class Limits:
             return low, high
         size, cells = self.earlier.shape[1] + 1, source.shape[1] // (int(self.coarse.max()) + 1)
         totals = np.zeros((len(source), source.shape[1] // cells), np.int64)
-        for cell, tokens in zip(self.coarse, source.T, strict=True):
-            totals[:, cell] += tokens
+        np.add.at(totals.T, self.coarse, source.T)
         # What is left of a coarse cell's smallest and largest sum if the sum of every cell in it is
         # size * v.
         least = (totals + cells // 2) // cells * cells * size - cells * size // 2 - size * totals

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +41,6 @@ class StepModel:
     own_threads = False
     # of decoding on this class of processors, by which block sizes are chosen
     costs: CostRecord = general_costs(0.05)
-    shortlists: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]] | None = None
-    """Returns the tokens from which recurrent heads choose; see `NativeEngine`, which alone reads
-    it."""
 
     def __init__(self, model: EncoderDecoder, end_token: int | None = None) -> None:
         self.model = model
