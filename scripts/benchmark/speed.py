@@ -96,6 +96,17 @@ FACE = ROOT / "scripts" / "faces" / "face-1.png"
 WORKER = (f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import speed_worker; "
           "speed_worker.serve()")
 
+WATCHER = """
+import json, resource, subprocess, sys, time
+
+started = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+seconds, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime,
+                  "memory": 1024 * used.ru_maxrss}))
+"""
+"""A process that measures another, which begins with the memory of the one that starts it."""
+
 Worker = Callable[..., Values]
 """Decodes with one variant of one checkout: the arguments and the result are those of
 `speed_worker.answer`."""
@@ -239,15 +250,10 @@ def upscale(cache: Path, picture: Path, *options: str) -> Values:
 def command(cache: Path, *words: str | Path) -> Values:
     """Run superres with a cache of its own; return its seconds from the start of its process, those
     of the processor, and the bytes of its memory."""
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "superres", *words], cwd=ROOT,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               env=with_cache(cache))
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"superres {' '.join(map(str, words))} failed")
-    return {"seconds": time.perf_counter() - started, "cpu": used.ru_utime + used.ru_stime,
-            "memory": 1024 * used.ru_maxrss}
+    done = subprocess.run([sys.executable, "-c", WATCHER, sys.executable, "-m", "superres", *words],
+                          check=True, cwd=ROOT, stdout=subprocess.PIPE, env=with_cache(cache))
+    found: Values = json.loads(done.stdout)
+    return found
 
 
 def page(cache: Path) -> Values:

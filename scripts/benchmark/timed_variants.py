@@ -158,8 +158,7 @@ def loop_of(
     (source, padding), k = batch, options.block_size or 1
     criterion = CRITERIA[options.accept](options) if is_single else None
     algorithm = algorithm_of(model, options, proposer, criterion)
-    encoded = algorithm.engine.encode(source, padding, algorithm)
-    return Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm, k))
+    return Loop(algorithm.start(source, k, padding))
 
 
 def iteration_parts(

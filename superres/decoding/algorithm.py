@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
+
 from superres.config import DecodeConfig, require, require_whole
 from superres.decoding.acceptance import CRITERIA, Criterion
 from superres.decoding.block_size import check_options
@@ -12,7 +14,7 @@ from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.limits import Limits
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Proposer
-from superres.interfaces import Bool, Engine, Int64
+from superres.interfaces import Bool, Decoder, Engine, Int64
 
 Adaptive: TypeAlias = Callable[[Int64, Bool | None], int | ConfidentBlockSize | None]
 """Returns what chooses the block size for sources [B, S] and their padding, up to that of the
@@ -67,3 +69,12 @@ class Algorithm:
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.is_own = criterion is not None
         self.engine = engine.supporting(self)
+
+    def start(
+        self, source: Int64, block_size: int, padding: Bool | None = None,
+        confident: ConfidentBlockSize | None = None,
+    ) -> Decoder:
+        """Begin sources [B, S] in rows of their own, with the keys 0, 1 and so on; see
+        `superres.interfaces.Engine.start`. `padding` [B, S] is True at padding."""
+        encoded = self.engine.encode(source, padding, self)
+        return self.engine.start(encoded, np.arange(len(source)), self, block_size, confident)

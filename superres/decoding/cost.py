@@ -41,8 +41,7 @@ def measured_costs(
     algorithm = Algorithm(engine, options, proposer)
     sizes = sorted({*(size for size in timed if size < largest), largest})
     least = np.full(len(sizes), np.inf)
-    encoded = algorithm.engine.encode(source, padding, algorithm)
-    loop = Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm, largest))
+    loop = Loop(algorithm.start(source, largest, padding))
     # In rounds over all sizes, so that other work on the machine slows no single size.
     for _ in range(ROUNDS):
         for index, size in enumerate(sizes):

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from superres.config import DecodeConfig, require
@@ -60,8 +59,7 @@ def _step_cost(work: Workload, timer: Timer, batch: int, width: int) -> dict[str
     A kernel that does whole iterations has no parts that could be timed by themselves.
     """
     source, algorithm = work.source(batch), Algorithm(work.pipeline.scoring, DecodeConfig())
-    encoded = algorithm.engine.encode(source, None, algorithm)
-    loop = Loop(algorithm.engine.start(encoded, np.arange(batch), algorithm, width))
+    loop = Loop(algorithm.start(source, width))
     iteration = timer.median(lambda: run_from(loop, work.position)) / run_from(loop, work.position)
     if work.pipeline.engine.startswith("triton"):
         return {"iteration": iteration}

@@ -86,9 +86,7 @@ def verified_proposals(
     ordinal = model.config.ordinal_output and not model.config.free_scores
     if count == 1 or not (ordinal or isinstance(model.heads, RecurrentHeads)):
         return None
-    algorithm = Algorithm(engine, DecodeConfig())
-    decoder = engine.start(engine.encode(source, padding, algorithm), np.arange(len(source)),
-                           algorithm, count)
+    decoder: Any = Algorithm(engine, DecodeConfig()).start(source, count, padding)
     loop, plain = Loop(decoder), decoder.plain
     parts, offset = [], np.arange(1, count)
     while not loop.done():

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -177,10 +178,8 @@ class TritonModel(StepModel):
         self, model: StepModel, source: Int64, options: DecodeConfig, limits: Limits | None,
     ) -> PlainRows:
         """Return rows whose TESTED first tokens are decoded."""
-        engine, size = PlainEngine(model), options.block_size or 1
-        algorithm = Algorithm(engine, options, limits=limits)
-        rows = engine.start(engine.encode(source, None, algorithm), np.arange(len(source)),
-                            algorithm, size)
+        algorithm = Algorithm(PlainEngine(model), options, limits=limits)
+        rows = cast(PlainRows, algorithm.start(source, options.block_size or 1))
         rows.plain.state.limit.fill_(min(TESTED, self.length))
         while not rows.complete().all():
             rows.advance(1 + TESTED)

@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -178,10 +178,8 @@ def started(stage: Upscaler, engine: NativeEngine) -> NativeDecoder:
     heads = stage.model_config.prediction_heads
     options = DecodeConfig(block_size=heads, consistent=True, temperature=1.0,
                            nucleus=stage.default.nucleus)
-    algorithm = Algorithm(engine, options, limits=stage.limits)
-    encoded = engine.encode(np.zeros((1, stage.model_config.source_length), np.int64), None,
-                            algorithm)
-    return NativeDecoder(engine, encoded, np.zeros(1, np.int64), algorithm, heads)
+    source = np.zeros((1, stage.model_config.source_length), np.int64)
+    return cast(NativeDecoder, Algorithm(engine, options, limits=stage.limits).start(source, heads))
 
 
 def encoded_of(decoder: NativeDecoder, lengths: Int64, states: Float32) -> abi.CEncoded:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from fakes import TINY, limits_of, random_model, random_tokens
@@ -80,18 +79,10 @@ def sources(config, rows, seed=0):
     return random_tokens(config, rows, seed)[0]
 
 
-def started(model, source, options):
-    """Return a loop before its first iteration."""
-    algorithm = algorithm_of(model, options)
-    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
-    return Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm,
-                                       options.block_size))
-
-
 @torch.inference_mode()
 def begun(model, source, options, tokens):
     """Return a loop that has decoded the first `tokens` tokens, in two launches."""
-    loop = started(model, source, options)
+    loop = Loop(algorithm_of(model, options).start(source.numpy(), options.block_size))
     loop.decoder.plain.state.limit.fill_(tokens)
     for count in (2, *[16] * tokens):
         loop.run(0 if loop.done() else count)
@@ -199,7 +190,7 @@ def test_what_the_kernel_does_not_do_is_left_to_the_plain_decoder(options):
 def test_the_rows_of_a_batch_have_the_memory_that_is_reckoned_with(network):
     engine, _ = models(NETWORKS[network])
     rows, size = 6, 8
-    decoder = started(engine, sources(CONFIG, rows), DecodeConfig(size)).decoder
+    decoder = algorithm_of(engine, DecodeConfig(size)).start(sources(CONFIG, rows).numpy(), size)
     held = [*decoder.plain.session.row_state(),
             *decoder.decoder.tensors[: -len(engine.weights.tensors)]]
     found = sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()

@@ -153,8 +153,7 @@ def finish(model, source, block_size):
     """Drive the loop without the host's polling interval; return it with the number of model
     calls."""
     algorithm = algorithm_of(model, DecodeConfig(block_size=block_size))
-    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
-    loop = Loop(algorithm.engine.start(encoded, np.arange(len(source)), algorithm, block_size))
+    loop = Loop(algorithm.start(source.numpy(), block_size))
     plain = loop.decoder.plain
     before = plain.state.position.clone()
     while not loop.done():

@@ -231,8 +231,7 @@ def test_the_rows_that_are_kept_go_on_with_the_rate_of_all(number):
     read from."""
     model, source = list(engines("sequential heads"))[number], random_tokens(SMALL, 2)[0]
     sizes, algorithm = confident(), algorithm_of(model, DecodeConfig())
-    encoded = algorithm.engine.encode(source.numpy(), None, algorithm)
-    loop = Loop(algorithm.engine.start(encoded, np.arange(2), algorithm, HEADS, sizes))
+    loop = Loop(algorithm.start(source.numpy(), HEADS, None, sizes))
     assert loop.decoder.compiled == bool(number)
 
     def rate():

@@ -45,8 +45,7 @@ class Decoding:
         self.source = self.sources[:3].clone()
         self.algorithm = algorithm_of(self.model, DecodeConfig(), self.proposer,
                                       Fickle(self.generator))
-        self.loop = Loop(self.algorithm.engine.start(self.encoded(self.source), np.arange(3),
-                                                     self.algorithm, self.block_size))
+        self.loop = Loop(self.algorithm.start(self.source.numpy(), self.block_size))
 
     def encoded(self, sources):
         return self.algorithm.engine.encode(sources.numpy(), None, self.algorithm)
