@@ -323,9 +323,8 @@ def test_a_call_without_progress_reads_no_unfinished_result(upscaler, monkeypatc
 ], ids=str)
 def test_a_row_has_at_least_the_bytes_of_the_tensors_of_its_session(options, upscaler):
     source = upscaler.source_tokens(np.zeros((1, 8, 8, 3), np.uint8))
-    limits = upscaler.limits if options.consistent else None
-    rows = Algorithm(upscaler.scoring, options, limits=limits).start(source,
-                                                                     upscaler.block_size(options))
+    algorithm = Algorithm(upscaler.scoring, options, limits=upscaler.limits)
+    rows = algorithm.start(source, upscaler.block_size(options))
     parts = (rows.plain.session.row_state() if isinstance(rows, PlainRows)
              else [*rows.session.rows.values(), *rows.rows.values()])
     held = sum(part.nbytes for part in parts)

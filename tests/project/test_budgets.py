@@ -20,14 +20,12 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 FILE_LINES, FUNCTION_LINES = 400, 40
 LONG_FILES = {
     "superres/gpu/kernel.py": 487,
-    "superres/pipeline/translator.py": 405,
     "superres/pipeline/upscaler.py": 439,
     "tests/batch/test_parts.py": 409,
-    "tests/fakes.py": 433,
-    "tests/gpu/test_triton.py": 488,
+    "tests/gpu/test_triton.py": 487,
     "tests/pipeline/test_upscaler.py": 418,
     "tests/proofs/test_all_settings.py": 463,
-    "tests/proofs/test_native.py": 503,
+    "tests/proofs/test_native.py": 502,
     "tests/survey/test_cli.py": 500,
 }
 """Files that have more lines, and how many; the list only shrinks."""

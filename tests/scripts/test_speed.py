@@ -13,6 +13,7 @@ from fakes import TINY, random_model
 from PIL import Image
 from textual import CONFIG, sentences, vocabulary, wordy
 
+import first_use
 import measurements
 import peers
 import speed
@@ -124,11 +125,12 @@ def test_a_process_decodes_by_the_variant_that_it_is_given_and_its_end_is_told(t
 def test_the_first_use_is_that_of_the_command(tmp_path):
     save_checkpoint(random_model(FACES, dtype=torch.float32), tmp_path / "toy")
     Image.new("RGB", (4, 4), "teal").save(tmp_path / "face.png")
-    found = speed.upscale(cache_folder().parent, tmp_path / "face.png", "--checkpoint",
-                          str(tmp_path / "toy"), "--block-size", "1")
+    found = first_use.upscale(cache_folder().parent, tmp_path / "face.png", "--checkpoint",
+                              str(tmp_path / "toy"), "--block-size", "1")
     assert found["steps"] == found["tokens"] == FACES.target_length
-    assert min(found["seconds"], found["cpu"]) > 0
-    assert found["memory"] > 1e7
+    for process in (found, first_use.page(cache_folder().parent)):
+        assert min(process["seconds"], process["cpu"]) > 0
+        assert process["memory"] > 1e7
 
 
 def test_sentences_say_what_their_tables_say():
