@@ -23,6 +23,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from limits import hear_signals, limited
 
+from superres.system import threads
+
 if TYPE_CHECKING:
     from superres.pipeline.upscaler import Upscaler
     from superres.survey.store import Store
@@ -153,6 +155,12 @@ def _seed() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The page, which some tests start in their own process, bounds the threads of that process.
+    monkeypatch.setattr(threads._Bound, "threads", None)
 
 
 @pytest.fixture
