@@ -11,33 +11,37 @@
  * @property {number} [seed] - of the noise of samples
  * @property {number} [sample] - 1, 2, ...: the number of the sample
  * @property {number} [size] - side of the picture in pixels: that of a stage's output, by default the last one's
+ * @property {"none"|"mean"|"sharp"} [finish] - none by default; mean averages the pictures of the input and of the mirrored input, sharp three samples; both sharpen
  *
- * @typedef {object} Stage - a finished stage
+ * @typedef {object} Stage - a complete decode of a stage; finishing needs several of the first stages
  * @property {number} side - of its output in pixels
  * @property {Uint8Array} pixels - RGB, row by row
  * @property {number} tokens
  * @property {number} steps - decoding iterations
  * @property {number[]} accepted - tokens accepted in each step
  * @property {number[][]} proposed - proposals of each step
+ * @property {boolean} [isMirrored] - whether it is that of the mirrored input, and mirrored as that is
  *
  * @typedef {object} Picture
- * @property {number} stage - 0, 1, ...: the stage under way
+ * @property {number} stage - 0, 1, ...: the decode under way, of `stages`
  * @property {number} side - of the stage's output in pixels
  * @property {Uint8Array} pixels - RGB, row by row; 0 where nothing is decoded yet
  * @property {number} tokens - decoded so far in this stage
  * @property {number} steps - decoding iterations so far in this stage
  * @property {boolean} complete - whether it is the last one
  * @property {number} seconds - of computing
+ * @property {boolean} [isMirrored] - whether it is that of the mirrored input, and mirrored as that is
  * @property {string} [digest] - of the complete picture: the first 12 digits of the SHA-256 of its pixels
- * @property {Stage[]} [stages] - of the complete picture
+ * @property {Stage[]} [stages] - of the complete picture: all decodes that it needed, in their order; the last one's pixels are those before sharpening
  */
 
+import {DRAWN, drawingsOf, meanOf, sharpened} from "./finish.js";
 import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
 const FORMAT = 2;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
-const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1};
+const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1, finish: "none"};
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
 
@@ -53,9 +57,12 @@ class Core {
   complete(cells, given) {
     const way = {...DEFAULTS, size: this.about.stages.at(-1).target, ...given}, {source} = this.about.stages[0];
     const whole = (name, least) => [name, Number.isSafeInteger(way[name]) && way[name] >= least, `a whole number from ${least} on`];
+    const finishes = ["none", ...Object.keys(DRAWN)];
     const checks = [["accept", ["exact", "distance", "top-k"].includes(way.accept), "exact, distance or top-k"], whole("epsilon", 0),
       whole("topK", 1), whole("blockSize", 0), whole("seed", 0), whole("sample", 1),
       ["temperature", way.temperature === 0 || way.temperature >= 0.01, "0, or at least 0.01"],
+      ["finish", finishes.includes(way.finish), "none, mean or sharp"],
+      ["temperature", way.temperature === 0 || way.finish === "none", "0 with finish, which draws at temperatures of its own"],
       ["size", this.about.stages.some(({target}) => target === way.size), this.about.stages.map(({target}) => target).join(" or ")]];
     for (const [name, isValid, wanted] of checks) if (!isValid) throw new RangeError(`${name} is ${way[name]}; give ${wanted}`);
     if (cells.length !== source ** 2 * CHANNELS) throw new RangeError(`${cells.length} values were given; the input has ${source}x${source} pixels of ${CHANNELS}`);
@@ -69,33 +76,64 @@ class Core {
    * @returns {Generator<Picture>}
    */
   *upscale(cells, given = {}) {
-    const way = this.complete(cells, given), stages = [];
-    let source = cells, spent = 0;
-    for (const [number, memory] of this.stages.entries()) {
-      const {target: side} = memory.about, accepted = [], proposed = [];
+    const way = this.complete(cells, given), end = 1 + this.stages.findIndex(({about}) => about.target === way.size);
+    const made = {stages: [], seconds: 0}, key = imageKey(cells, way.sample);
+    let pixels;
+    if (way.finish === "none") pixels = yield* this.draw(cells, key, way, [0, end], made);
+    else {
+      pixels = yield* this.average(cells, way, Math.max(end - 1, 1), made);
+      if (end > 1) {
+        yield pictureOf(made, pixels);
+        pixels = yield* this.draw(pixels, key, way, [end - 1, end], made);
+      }
+      pixels = sharpened(pixels, cells);
+    }
+    yield {...pictureOf(made, pixels), complete: true, digest: digestOf(pixels), stages: made.stages};
+  }
+
+  /** Draw by the stages `begin` up to `end`, each from the picture of the one before; return the last picture, and add the decodes to `made`. */
+  *draw(source, key, way, [begin, end], made) {
+    const seen = way.isMirrored ? {isMirrored: true} : {};
+    for (const [at, memory] of this.stages.slice(begin, end).entries()) {
+      if (at) yield {...pictureOf(made, source), ...seen};
+      const {target: side} = memory.about, stage = made.stages.length, accepted = [], proposed = [];
       let tokens = 0, count = 1, started = seconds();
-      memory.begin(source, stageKey(imageKey(cells, way.sample), number), way, this.about.rules);
+      memory.begin(source, stageKey(key, begin + at), way, this.about.rules);
       while (tokens < memory.length) {
-        for (const [position, made, ...proposals] of memory.iterate(count)) {
+        for (const [position, length, ...proposals] of memory.iterate(count)) {
           if (position < 0) continue;  // the start of the sequence
-          accepted.push(made);
+          accepted.push(length);
           proposed.push(proposals);
-          tokens += made;
+          tokens += length;
         }
         const now = seconds();
-        spent += now - started;
+        made.seconds += now - started;
         if (accepted.length) count = Math.min(Math.max(Math.round(count * SLICE / Math.max(now - started, 1e-3)), 1), 2 * count, this.about.iterations);
         else count = 8;
-        if (tokens < memory.length) yield {stage: number, side, pixels: memory.pixels(tokens), tokens, steps: accepted.length, complete: false, seconds: spent};
+        if (tokens < memory.length) yield {stage, side, pixels: memory.pixels(tokens), tokens, steps: accepted.length, complete: false, seconds: made.seconds, ...seen};
         started = seconds();
       }
       source = memory.pixels(tokens);
-      stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed});
-      const complete = side === way.size;
-      yield {stage: number, side, pixels: source, tokens, steps: accepted.length, complete, seconds: spent, ...(complete && {digest: digestOf(source), stages})};
-      if (complete) return;
+      made.stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed, ...seen});
     }
+    return source;
   }
+
+  /** Draw the pictures that finishing averages by the stages up to `end`; return their mean. */
+  *average(cells, way, end, made) {
+    const pictures = [];
+    for (const [source, key, changes] of drawingsOf(cells, way)) {
+      if (pictures.length) yield pictureOf(made, pictures.at(-1));
+      pictures.push(yield* this.draw(source, key, {...way, ...changes}, [0, end], made));
+    }
+    return meanOf(pictures, cells, way.finish);
+  }
+}
+
+/** Return a picture after the last decode of `made`, of which it is made. */
+function pictureOf({stages, seconds}, pixels) {
+  const {side, tokens, steps} = stages.at(-1);
+  return {stage: stages.length - 1, side, pixels, tokens, steps, complete: false, seconds};
 }
 
 /** Return a module's functions if they compute what they should; null if this browser has no such instructions. */
@@ -246,7 +284,8 @@ function serve() {
   async function draw({id, cells, way}) {
     let last = 0;
     for (const picture of core.upscale(cells, way)) {
-      if (picture.complete || picture.seconds - last >= FRAME) {
+      const isWhole = picture.tokens === picture.pixels.length;  // the next stage begins over it
+      if (isWhole || picture.seconds - last >= FRAME) {
         postMessage({id, picture});
         last = picture.seconds;
       }
