@@ -149,9 +149,9 @@ def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_
 
 
 @pytest.mark.parametrize(("kind", "number", "way"), [
-    ("small", 0, {"size": 32}), ("large", 0, {}),
+    ("small", 0, {"size": 32}), ("large", 0, {}), ("finished", 0, {"finish": "mean"}),
     ("large", 3, {"temperature": 0.7, "seed": 5, "sample": 3}),
-], ids=["small", "large", "sample"])
+], ids=["small", "large", "finished", "sample"])
 def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_browser(
     folder, sources, kind, number, way,
 ):

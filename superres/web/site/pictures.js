@@ -21,9 +21,12 @@ export function enlarged(canvas, side, smooth = false) {
 }
 
 // Return an unfinished picture over the one that it is drawn from; a pixel has its colours once all three are decoded.
-export function unfinished({pixels, side, tokens}, below) {
+export function unfinished({pixels, side, tokens, isMirrored}, below) {
   const canvas = enlarged(below, side), context = canvas.getContext("2d"), image = context.getImageData(0, 0, side, side);
-  for (let at = 0; at < Math.floor(tokens / 3); at++) image.data.set(pixels.subarray(3 * at, 3 * at + 3), 4 * at);
+  for (let at = 0; at < Math.floor(tokens / 3); at++) {
+    const place = isMirrored ? at - at % side + side - 1 - at % side : at;  // shown as the input is
+    image.data.set(pixels.subarray(3 * at, 3 * at + 3), 4 * place);
+  }
   context.putImageData(image, 0, 0);
   return canvas;
 }
