@@ -97,8 +97,8 @@ def packed_weights(upscaler: Upscaler) -> bytes:
         stage = stage.first
     body = np.frombuffer(b"".join(images), np.uint8).reshape(-1, 4).T.tobytes()
     about = {"format": FORMAT, "checkpoint": upscaler.name, "revision": upscaler.revision,
-             "mark": marked().decode(), "abi": abi.DIGEST, "digest": hashlib.sha256(body).hexdigest(),
-             "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
+             "abi": abi.DIGEST, "digest": hashlib.sha256(body).hexdigest(),
+             "mark": marked().decode(), "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
              "transform": transform().tolist(), "self_test": f"{SELF_TEST:016x}", "stages": stages}
     text = json.dumps(about).encode()
     return gzip.compress(struct.pack("<I", len(text)) + text + body, 9, mtime=0)

@@ -33,28 +33,6 @@ LICENCES = {"celeba-non-commercial-research": "trained on CelebA, for non-commer
 AROUND = 1.5  # side of the part of a photograph that the page has, over the side of its face
 EMBEDDING = "element.js", "element.d.ts", "superres.d.ts", "README.md"
 """Files for other pages and for hosts, which a visitor of this page never loads."""
-CARD = """---
-title: {title}
-emoji: 👥
-colorFrom: gray
-colorTo: yellow
-sdk: static
-app_file: index.html
-{licence}---
-
-# {headline}
-
-The model runs in the visitor's browser, and nothing is uploaded. `superres export web` wrote this folder, which any static
-host serves. As it is, it is a static Space of Hugging Face. The code is under the Apache License 2.0. {notice}
-
-A page beside this folder draws a face from a picture of 8x8 pixels by two lines of HTML, if the folder is called `faces`:
-
-```html
-<script type="module" src="faces/element.js"></script>
-<super-res src="face.png"></super-res>
-```
-"""
-"""README.md of the folder; its head is that of a Space."""
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
@@ -85,11 +63,12 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
 
 
 def card_of(task: FaceTask, checkpoint: Path) -> str:
-    """Return README.md of the folder."""
-    (headline, _), licence = introduction(task), licence_of(checkpoint)
-    return CARD.format(title=json.dumps(headline), headline=headline,
-                       licence="".join(f"{key}: {name}\n" for key, name in licence.items()),
-                       notice=notice_of(checkpoint))
+    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
+    (headline, _), names = introduction(task), licence_of(checkpoint)
+    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
+    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
+        title=json.dumps(headline), headline=headline, licence=licence,
+        notice=notice_of(checkpoint))
 
 
 def licence_of(checkpoint: Path) -> dict[str, str]:

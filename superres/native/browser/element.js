@@ -33,13 +33,16 @@ export async function engineOf(base, hear = () => {}) {
 }
 
 /** Paint what is decoded of a picture over the one that it is drawn from. */
-function paint(canvas, {pixels, side, tokens, complete = true}, below) {
+function paint(canvas, {pixels, side, tokens, complete = true, isMirrored}, below) {
   canvas.width = canvas.height = side;
   const context = canvas.getContext("2d", {willReadFrequently: true});
   context.imageSmoothingEnabled = false;
   if (below) context.drawImage(below, 0, 0, side, side);
   const image = context.getImageData(0, 0, side, side), count = complete ? side * side : Math.floor(tokens / 3);
-  for (let at = 0; at < count; at++) image.data.set([...pixels.subarray(3 * at, 3 * at + 3), 255], 4 * at);
+  for (let at = 0; at < count; at++) {
+    const place = isMirrored ? at - at % side + side - 1 - at % side : at;  // shown as the input is
+    image.data.set([...pixels.subarray(3 * at, 3 * at + 3), 255], 4 * place);
+  }
   context.putImageData(image, 0, 0);
 }
 
@@ -116,6 +119,10 @@ export class SuperRes extends (globalThis.HTMLElement ?? class {}) {  // a serve
     return this.#picture;
   }
 
+  /**
+   * Draw again, and return the picture; null if there is no input, newer pixels came, or an error was told.
+   * @returns {Promise<import("./superres.js").Picture|null>}
+   */
   async draw() {
     this.#stop.abort();
     const {signal} = this.#stop = new AbortController();
