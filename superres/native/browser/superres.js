@@ -38,18 +38,32 @@
 import {DRAWN, drawingsOf, meanOf, sharpened} from "./finish.js";
 import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
+export const VERSION = "0.1.0";  // of the release; the page and the Worker's folder are of the same one
+export const NOTE = "invented detail, not a likeness; never use it to identify anyone";
 const FORMAT = 2;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
 const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1, finish: "none"};
+const HEADER = 33;  // bytes of a PNG file before its second chunk
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
+
+/**
+ * @typedef {object} Info - what is loaded
+ * @property {string} checkpoint
+ * @property {string} revision
+ * @property {string} digest - SHA-256 of the weights
+ * @property {string} variant - the module of WebAssembly that this browser runs
+ * @property {number} bytes - size of what was loaded
+ * @property {{source: number, target: number, blockSize: number}[]} stages - sides in pixels, and the largest number of tokens proposed per step
+ * @property {string} mark - XMP packet of pictures that a model drew, for `marked`
+ */
 
 /** The engine without a Worker. */
 class Core {
   constructor(about, stages, variant, bytes) {
     Object.assign(this, {about, stages});
-    this.info = {checkpoint: about.checkpoint, revision: about.revision, digest: about.digest, variant, bytes, stages: about.stages.map(
+    this.info = {checkpoint: about.checkpoint, revision: about.revision, digest: about.digest, mark: about.mark, variant, bytes, stages: about.stages.map(
       ({source, target, heads}) => ({source, target, blockSize: heads}))};
   }
 
@@ -239,13 +253,13 @@ export async function load(base, {onProgress, signal} = {}) {
   try {
     return await new Promise((resolve, reject) => {
       signal?.addEventListener("abort", () => reject(signal.reason));
-      worker.onerror = event => reject(new Error(event.message || "superres.js could not be loaded; check the connection, and try again"));
+      worker.onerror = ({message}) => reject(message ? new Error(message) : Object.assign(new Error("superres.js could not be loaded"), {isMissing: true}));
       worker.onmessage = ({data: {info, error, isMissing, loaded, total}}) => {
         if (info) resolve(new Engine(worker, info));
         else if (error) reject(Object.assign(new Error(error), {isMissing}));
         else onProgress?.(loaded, total);
       };
-      worker.postMessage({folder});
+      worker.postMessage({folder, version: VERSION});
     });
   } catch (error) {
     worker.terminate();
@@ -308,6 +322,7 @@ function serve() {
   self.onmessage = async ({data}) => {
     if (data.folder) {
       try {
+        if (data.version !== VERSION) throw new Error(`the folder is of superres ${VERSION}, and the page's superres.js of ${data.version}; export the folder again`);
         core = await open(fetcher(data.folder));
         postMessage({info: core.info});
       } catch (error) {
@@ -322,6 +337,36 @@ function serve() {
       if (!running) work();
     }
   };
+}
+
+/** Return a chunk of a PNG file: its length, name, data and check sum. */
+function chunk(name, data) {
+  const bytes = new Uint8Array(12 + data.length), view = new DataView(bytes.buffer);
+  view.setUint32(0, data.length);
+  bytes.set(new TextEncoder().encode(name), 4);
+  bytes.set(data, 8);
+  let sum = -1;
+  for (const byte of bytes.subarray(4, -4)) {
+    sum ^= byte;
+    for (let bit = 0; bit < 8; bit++) sum = sum >>> 1 ^ (sum & 1 && 0xedb88320);
+  }
+  view.setUint32(bytes.length - 4, ~sum);
+  return bytes;
+}
+
+/**
+ * Return a picture that a model drew, a PNG file in a data URI, with the mark that says so, and how it was made.
+ * @param {string} uri - what `canvas.toDataURL()` returns
+ * @param {string} mark - an XMP packet: that of `Info`
+ * @param {object} record
+ * @returns {string}
+ */
+export function marked(uri, mark, record) {
+  const bytes = Uint8Array.from(atob(uri.split(",")[1]), letter => letter.charCodeAt(0)), encode = text => new TextEncoder().encode(text);
+  const parts = [bytes.subarray(0, HEADER), chunk("tEXt", encode("Software\0superres")),
+    chunk("tEXt", encode(`superres\0${JSON.stringify({...record, note: NOTE})}`)),
+    chunk("iTXt", encode(`XML:com.adobe.xmp\0\0\0\0\0${mark}`)), bytes.subarray(HEADER)];
+  return `data:image/png;base64,${btoa(parts.map(part => Array.from(part, byte => String.fromCharCode(byte)).join("")).join(""))}`;
 }
 
 if (typeof WorkerGlobalScope !== "undefined" && globalThis instanceof WorkerGlobalScope) serve();
