@@ -11,13 +11,8 @@
   const NOT_THE_SAME = "Not the same picture as that of the link: another version or engine drew that one, or the link was changed. The address keeps the link.";
   const PALETTE = {black: "#1b1512", "dark brown": "#4a2f20", brown: "#8a5a3c", tan: "#c68f68", skin: "#e8b894", light: "#f7dcc6",
     white: "#f8f8f5", grey: "#8d8d8d", red: "#c8322b", orange: "#e88a2d", yellow: "#f3cf3f", green: "#4f9d45", blue: "#3d6fc4", purple: "#7c4fa3"};
-  const LETTERS = {k: PALETTE.black, b: PALETTE["dark brown"], n: PALETTE.brown, s: PALETTE.skin, t: PALETTE.tan, w: PALETTE.white, r: PALETTE.red, y: PALETTE.yellow,
-    g: "#5aa844", d: "#3c7a30", u: PALETTE.blue, l: "#9fc6e8"};
-  // A letter for each pixel, row by row.
-  const PAINTINGS = {
-    Smiley: "llyyyyll lyyyyyyl yykyykyy yykyykyy yyyyyyyy ykyyyyky lykkkkyl llyyyyll",
-    Plumber: "llrrrrll lrrrrrrr lbbsskll bsbsskss bsbbskks lbsskkkl llssssll luruurul",
-    Creeper: "gdgggggd ggggdggg gkkggkkg gkkggkkg dggkkggg ggkkkkgg gdkkkkgd ggkggkgg"};
+  const SMILEY = "llyyyyll lyyyyyyl yykyykyy yykyykyy yyyyyyyy ykyyyyky lykkkkyl llyyyyll";  // a letter for each pixel, row by row
+  const LETTERS = {k: PALETTE.black, y: PALETTE.yellow, l: "#9fc6e8"};
 
   const rgb = colour => [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
   const hex = ([red, green, blue]) => `#${[red, green, blue].map(value => value.toString(16).padStart(2, "0")).join("")}`;
@@ -225,16 +220,22 @@
         make("label", {}, this.picks, "Pick a colour"), make("label", {}, this.mirrors, "Mirror"), this.button("Undo", () => this.undo()));
     }
 
+    // What to begin with, and what to do with a face: the edits of edits.js, and a joke.
     chips() {
+      const {side, examples} = this.view, count = this.pixels.values.length, {names, apply, surprise} = superres.edits;
       const chip = (name, values) => this.button(name, () => this.paintAll(values()));
-      const fits = ([, letters]) => paintingOf(letters).length === this.pixels.values.length;
-      const paintings = Object.entries(PAINTINGS).filter(fits).map(([name, letters]) => chip(name, () => paintingOf(letters)));
       const camera = superres.photo.hasCamera ? [this.button("Camera", () => superres.photo.photograph(text => this.state("failed", text)))] : [];
-      const examples = this.view.examples.map(({name, icon}, at) =>
-        this.button("", () => this.begin(at), {class: "sr-icon", "aria-label": name, title: name}));
-      examples.forEach((button, at) => button.append(make("img", {src: this.view.examples[at].icon, alt: ""})));
+      const people = examples.filter(({cells}) => cells).map(({cells}) => pixelsOf(cells, count));
+      const edits = people.length < 2 ? [] : [...names.map(name => chip(name, () => apply(name, this.pixels.values, side, people))),
+        chip("Surprise me", () => surprise(people, side))];
+      const icons = examples.map(({name, icon}, at) => {
+        const button = this.button("", () => this.begin(at), {class: "sr-icon", "aria-label": name, title: name});
+        button.append(make("img", {src: icon, alt: ""}));
+        return button;
+      });
+      const smiley = paintingOf(SMILEY).length === count ? [chip("Smiley", () => paintingOf(SMILEY))] : [];
       return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, this.button("Photo", superres.photo.choose), ...camera,
-        ...paintings, chip("Surprise me", () => this.surprise()), ...examples);
+        ...edits, ...icons, ...smiley);
     }
 
     actions() {
@@ -345,14 +346,6 @@
         }
         this.linked = false;
       }, () => {});
-    }
-
-    // Mix two of the paintings and pictures that have been in the box.
-    surprise() {
-      const known = [...Object.values(PAINTINGS).map(paintingOf), ...this.pixels.past].filter(one => one.length === this.pixels.values.length);
-      const any = () => known[Math.floor(Math.random() * known.length)], [one, other, share] = [any(), any(), Math.random()];
-      const shift = [0, 1, 2].map(() => 40 * (Math.random() - 0.5));
-      return one.map((value, at) => Math.min(Math.max(Math.round(share * value + (1 - share) * other[at] + shift[at % 3]), 0), 255));
     }
 
     set(values, chosen = 0) {
