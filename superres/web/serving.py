@@ -32,6 +32,7 @@ from superres.web.content import TITLE, face_styles
 from superres.web.controls import shown_to_visitor
 from superres.web.crops import stop_reading
 from superres.web.decoding import VisitorDecoding
+from superres.web.draft import TAB, draft_tab, is_offered
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
 from superres.web.head import CARD_PATH, Preview, with_preview
 from superres.web.translate_tab import translate_tab
@@ -123,6 +124,9 @@ def build_page(
             if decoding.translator is not None:
                 with gr.Tab("Translate"):
                     translate_tab(decoding, decoding.translator)
+            if is_offered(decoding.upscaler):
+                with gr.Tab(TAB, id="draft"):
+                    draft_tab(decoding, examples)
             if with_survey:
                 address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
                 survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or "
