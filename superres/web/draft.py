@@ -12,7 +12,7 @@ import binascii
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,18 @@ from superres.decoding.drafting import Drafted, Propose, drafted
 from superres.errors import InvalidInputError
 from superres.pictures.read import Pixels, read_image
 from superres.pipeline.upscaler import Upscaler
-from superres.tasks.faces import CHANNELS, INTENSITIES, FaceTask, area_reduce
-from superres.web import controls, drawing
-from superres.web.content import ICON_SIZE, label_of
+from superres.tasks.faces import CHANNELS, INTENSITIES
+from superres.web import controls
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding
+from superres.web.draft_view import MOST_EPSILON, draft_view, text_of
 from superres.web.paint import MOST_INSIDE, answer, pixels_of
 from superres.web.turns import StoppedError
 
-TAB = "You are the drafter"
-SENTENCES = Path(__file__).with_name("static") / "sentences.json"
-"""Translations with the lengths of the blocks that the prediction heads' proposals give:
-`scripts/record_sentences.py` writes them."""
-EPSILON, MOST_EPSILON = 12, 64
-"""Grey levels: the first epsilon of the game, with which a person's guesses pass, and the largest
-one."""
+DRAFT = "draft"
+OPEN_DRAFT = """document.addEventListener("superres-open-draft", () => trigger("input"));
+document.dispatchEvent(new CustomEvent("superres-asking"));"""
+"""Script of a hidden component that opens the tab for a link to a score."""
 DRAFTERS = "you", "heads", "left"
 ROOM = threading.BoundedSemaphore(MOST_INSIDE // 2)
 """Questions that are answered, or wait for their turn: each of them holds a thread of the
@@ -47,10 +44,12 @@ server."""
 
 def draft_tab(decoding: VisitorDecoding, examples: Sequence[Path]) -> None:
     """Lay out the game."""
-    view = draft_view(decoding.upscaler, {path.stem: read_image(path) for path in examples})
+    heads = first_stage(decoding.upscaler).model_config.prediction_heads
+    view = draft_view(decoding.upscaler.face_task, heads,
+                      {path.stem: read_image(path) for path in examples})
     gr.HTML(f'<superres-draft data-view="{escape(json.dumps(view))}"></superres-draft>',
-            elem_id="draft", padding=False)
-    answer("draft", functools.partial(played, decoding))
+            elem_id=DRAFT, padding=False)
+    answer(DRAFT, functools.partial(played, decoding))
 
 
 def is_offered(upscaler: Upscaler) -> bool:
@@ -63,32 +62,6 @@ def is_offered(upscaler: Upscaler) -> bool:
 def first_stage(upscaler: Upscaler) -> Upscaler:
     task = upscaler.face_task
     return upscaler.at_size((*task.between, task.target)[0])
-
-
-def draft_view(upscaler: Upscaler, examples: Mapping[str, Pixels]) -> dict[str, Any]:
-    """Return the data of the game: its sizes, faces to draw and sentences."""
-    task, stage = upscaler.face_task, first_stage(upscaler)
-    return {"source": task.source, "side": stage.face_task.target,
-            "heads": stage.model_config.prediction_heads, "epsilon": EPSILON,
-            "most": MOST_EPSILON, "faces": faces_of(examples, task),
-            "text": json.loads(SENTENCES.read_text(encoding="utf-8"))}
-
-
-def faces_of(examples: Mapping[str, Pixels], task: FaceTask) -> list[dict[str, str]]:
-    """Return the examples that a model drew, or that are inputs: their names, pixels and icons."""
-    faces = []
-    for name, image in examples.items():
-        if name.endswith("-drawn") or task.is_source(image):
-            cells = area_reduce(image[None], task.source, task.source)[0]
-            icon = drawing.data_uri(cells.repeat(ICON_SIZE // task.source or 1, 0).repeat(
-                ICON_SIZE // task.source or 1, 1), None)
-            faces.append({"name": label_of(name), "x": text_of(cells), "icon": icon})
-    return faces
-
-
-def text_of(values: Pixels) -> str:
-    """Return numbers as the page writes them in links; see `superres.web.paint.pixels_of`."""
-    return base64.urlsafe_b64encode(values.tobytes()).decode("ascii").rstrip("=")
 
 
 def tokens_of(text: Value, most: int) -> list[int]:
@@ -124,11 +97,11 @@ def played(decoding: VisitorDecoding, asked: dict[str, Any]) -> dict[str, Any]:
         drafted, stage.scoring, stage.limits, stage.source_tokens(cells[None])[0],
         tokens_of(asked["c"], length - 1), block_size=size, propose=proposers[by],
         epsilon=controls.whole_number("e", asked["e"], 0, MOST_EPSILON),
-        calls=controls.whole_number("calls", asked["calls"], 1, length) if by != "you" else 1)
+        calls=controls.whole_number("calls", asked["calls"], 0, length))
     if not ROOM.acquire(blocking=False):
         raise StoppedError("too many visitors draft faces at this moment; try again in a minute")
     try:
-        found = decoding.drafted("draft", lambda check: draft(check=check))
+        found = decoding.drafted(DRAFT, lambda check: draft(check=check))
     finally:
         ROOM.release()
     return view_of(found)
