@@ -67,7 +67,8 @@ def first_stage(upscaler: Upscaler) -> Upscaler:
 def tokens_of(text: Value, most: int) -> list[int]:
     """Return up to `most` tokens that the page writes as `text_of` does."""
     try:
-        values = base64.b64decode(f"{text}{'=' * (-len(str(text)) % 4)}", b"-_", validate=True)
+        given = text if isinstance(text, str) else "?"
+        values = base64.b64decode(f"{given}{'=' * (-len(given) % 4)}", b"-_", validate=True)
     except (binascii.Error, ValueError):
         values = bytes(most + 1)
     if len(values) > most:

@@ -128,14 +128,14 @@ def build_page(
             if is_offered(decoding.upscaler):
                 with gr.Tab(TAB, id=DRAFT):
                     draft_tab(decoding, examples)
-                opened = gr.HTML("", html_template="", js_on_load=OPEN_DRAFT, visible="hidden")
-                opened.input(lambda: gr.Tabs(selected=DRAFT), None, tabs, **INSTANT)
             if with_survey:
                 address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
                 survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or "
                            "move to it with Tab.")
                 survey_tab("Results", f"{address}/results/",
                            "The results are for the study's owner, and need the owner's token.")
+        opened = gr.HTML("", html_template="", js_on_load=OPEN_DRAFT, visible="hidden")
+        opened.input(lambda: gr.Tabs(selected=DRAFT), None, tabs, **INSTANT)
     # Only events that decode are queued, so the limit counts only them.
     # A call of `queue` would make Gradio's application once more.
     page._queue.max_size, page.api_open = max_queue, False

@@ -508,9 +508,10 @@
         make("b", {}, "one call"), ", keeps the first ones that are close enough to its own, and goes on from there. ",
         "The model's ", make("b", {}, "prediction heads"), " do the same, one call for each of yours: that is how it draws in fewer steps.");
       const top = make("div", {class: "sr-top"}, intro, make("div", {class: "sr-choices"}, ...this.kinds), this.choices);
-      const left = make("div", {class: "sr-plays"}, this.lanes, this.status, this.verdict, this.guess);
+      const left = make("div", {class: "sr-plays"}, this.lanes, this.status, this.verdict, this.guess,
+        make("div", {class: "sr-sends"}, ...this.plays, button("Start again", () => this.choose(this.kind, this.chosen)), this.share));
       const right = make("div", {class: "sr-means"}, make("h3", {}, "Values accepted per call"), this.bars, make("label", {}, make("span", {}, make("b", {}, "k "), this.sizeText), this.size), this.loose,
-        make("div", {class: "sr-sends"}, ...this.plays, button("Start again", () => this.choose(this.kind, this.chosen)), this.share), this.price, this.keys);
+        this.price, this.keys);
       this.heading = right.firstElementChild;
       this.body = make("div", {class: "sr-draft", tabindex: -1}, top, left, right);
       this.body.addEventListener("keydown", event => this.press(event));
