@@ -42,6 +42,7 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     with replaced_folder(folder) as fresh:
         size = write_engine(fresh, upscaler)
         say("writing the page and its examples")
-        write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint),
+        heads = upscaler.at_size((*task.between, task.target)[0]).model_config.prediction_heads
+        write_page(fresh, task, upscaler.stages, heads, find_checkpoint(checkpoint),
                    examples_of(page_folder(), task))
     say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.drafting import Drafted
 from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translated import Translated
@@ -25,7 +26,7 @@ from superres.web.turns import StoppedError, Turns, Visitor
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
 
-Frame = TypeVar("Frame", Upscaled, Translated)
+Frame = TypeVar("Frame", Upscaled, Translated, Drafted)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
 
 
@@ -136,6 +137,19 @@ class VisitorDecoding:
         keys = [image_key(source, sample) for sample in samples]
         return self._whole(purpose, upscaler.decode, source[None].repeat(len(keys), axis=0),
                            options, check, keys=keys)
+
+    def drafted(
+        self, purpose: str, draft: Callable[[Callable[[], None]], Drafted],
+    ) -> Drafted:
+        """Return what `draft` returns in the request's turn; it calls its argument repeatedly,
+        which raises StoppedError when the time is up."""
+        limit = self.deadline()
+
+        def whole() -> Iterator[Drafted]:
+            yield draft(lambda: self.check_time(limit))
+
+        (frames,) = self._run(purpose, limit, {"": whole()})
+        return frames[""]
 
     def finish(
         self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str,

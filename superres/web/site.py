@@ -20,8 +20,10 @@ from superres.system.output import prepare_folder, write_result
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops, largest
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
+from superres.web.draft_view import TAB, draft_view
 
-ELEMENTS = "base", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer"
+ELEMENTS = ("base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer",
+            "draft")
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
 SCRIPTS = "site.js", "pictures.js", "photos.js"
 """Modules of the page; superres.js, the engine, is another one."""
@@ -36,14 +38,14 @@ EMBEDDING = "element.js", "element.d.ts", "superres.d.ts", "README.md"
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
-def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
+def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint: Path,
                examples: Mapping[str, Pixels]) -> None:
     """Write the page into `folder`, which has the engine's files: superres.js, `ENGINE`,
     and those for other pages.
 
     `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are
-    lossless, so their inputs are those of the server's page. `checkpoint` is the folder of the
-    weights.
+    lossless, so their inputs are those of the server's page. `heads` is the number of
+    prediction heads of the first stage, and `checkpoint` the folder of the weights.
     """
     shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css")
               if path.is_file()]
@@ -56,8 +58,9 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
         part, square = part_of(image, task)
         shown.update(file=f"examples/{name}.png", square=square)
         write_result(folder / shown["file"], encode_png(Picture(part), None))
-    names = [path.name for path in shared]
-    write_result(folder / "index.html", html_of(folder, task, checkpoint, view, names).encode())
+    names, game = [path.name for path in shared], draft_view(task, heads, examples)
+    write_result(folder / "index.html",
+                 html_of(folder, task, checkpoint, view, game, names).encode())
     write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_worker(folder)
 
@@ -99,7 +102,7 @@ def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
 
 
 def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any],
-            shared: list[str]) -> str:
+            game: Mapping[str, Any], shared: list[str]) -> str:
     """Return index.html; `shared` are the names of scripts and styles in the order in which they
     are loaded."""
     headline, text = introduction(task)
@@ -112,7 +115,7 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
-        view=escape(json.dumps(view)), xmp=escape(marked().decode()),
+        view=escape(json.dumps(view)), game=escape(json.dumps(game)), tab=TAB, xmp=escape(marked().decode()),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))

@@ -22,7 +22,7 @@ const button = (text, action) => {
 
 // The engine: loaded once, told how far.
 let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
-for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, () => { painting = true; });
+for (const event of ["pointerdown", "keydown"]) for (const one of [box, document.querySelector("superres-draft")]) one.addEventListener(event, () => { painting = true; });
 document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
@@ -174,6 +174,44 @@ async function answer(kind, text) {
   }
 }
 for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask-${kind}`, ({detail}) => answer(kind, detail));
+
+// The tabs: that of the game opens by a link to a score, too.
+const tabs = [...document.querySelectorAll(".tabs [role=tab]")];
+
+function openTab(tab) {
+  for (const one of tabs) {
+    one.setAttribute("aria-selected", String(one === tab));
+    one.tabIndex = one === tab ? 0 : -1;
+    element(one.getAttribute("aria-controls")).hidden = one !== tab;
+  }
+}
+for (const [at, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => openTab(tab));
+  tab.addEventListener("keydown", event => {
+    const next = {ArrowRight: at + 1, ArrowLeft: at - 1 + tabs.length, Home: 0, End: tabs.length - 1}[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    openTab(tabs[next % tabs.length]);
+    tabs[next % tabs.length].focus();
+  });
+}
+document.addEventListener("superres-open-draft", () => openTab(element("tab-draft")));
+
+// What the game asks: it ends no painting, and the engine answers in the order of the questions.
+document.addEventListener("superres-ask-draft", async ({detail: text}) => {
+  const {x, c, by, g, k, e, calls} = JSON.parse(text), say = detail => tell("answer", {...detail, kind: "draft", question: text});
+  if (!engine) {
+    if (!failed && painting) start();
+    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start: the model runs in this browser."});
+  }
+  try {
+    let last;
+    for await (last of engine.draft(cellsOf(x), {tokens: cellsOf(c), by: by === "you" ? g : by, epsilon: e, blockSize: k, calls}));
+    say(last);
+  } catch (error) {
+    say({error: error.message});
+  }
+});
 
 // A photo or an example: its crop, and what the model sees of it.
 let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are not the photo's; `begun`: the first example is there

@@ -341,7 +341,7 @@
         this.truth = truth;
         if (!this.linked) {
           this.kept = false;
-          history.replaceState(null, "", location.pathname + location.search);
+          if (!location.hash.startsWith("#draft")) history.replaceState(null, "", location.pathname + location.search);  // a score of the game
           this.set(Uint8Array.from(values));
         }
         this.linked = false;
