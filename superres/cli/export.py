@@ -25,7 +25,8 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
 
     The folder has the page, the compiled engine as WebAssembly, and the weights in int8; the
     pictures are those of the engine native-int8. Photos never leave the browser. To try it, run
-    'python -m http.server' in the folder.
+    'python -m http.server' in the folder. As it is, the folder is a static Space of Hugging Face.
+    Pages of your own draw faces with its element.js.
     """
     from superres.checkpoint import find_checkpoint, replaced_folder
     from superres.pipeline.browser_export import write_engine
@@ -39,8 +40,6 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     upscaler = Upscaler.load(checkpoint, "cpu", "native-int8")
     task = upscaler.face_task
     with replaced_folder(folder) as fresh:
-        say("packing the weights, and compiling the engine for browsers unless the installation "
-            "has it")
         size = write_engine(fresh, upscaler)
         say("writing the page and its examples")
         write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint),

@@ -35,9 +35,11 @@ from superres.native.encoder import POINTS, convolutions_of, transform
 from superres.native.engine import NativeEngine
 from superres.native.memory_image import MemoryImage, offset_of
 from superres.native.variants import SELF_TEST
+from superres.pictures.mark import marked
 from superres.pipeline.choose import record_for
 from superres.pipeline.upscaler import Upscaler
 from superres.system.output import write_result
+from superres.system.progress import say, track
 
 FORMAT = 2
 ITERATIONS = 64
@@ -54,7 +56,7 @@ NUMBERS = {"loop": ("position", "limit", "store", "proposals"), "sampler": ("key
 PRODUCTS = (len(POINTS) + 1) ** 2
 """Products of a convolution."""
 SCRIPTS = Path(abi.__file__).with_name("browser")
-"""Folder of the engine's JavaScript."""
+"""Folder of the engine's JavaScript, which is an npm package, too."""
 MODULES = "wasm32", "wasm32-relaxed"
 
 
@@ -64,10 +66,16 @@ def write_engine(folder: Path, upscaler: Upscaler) -> int:
     Returns the number of bytes of the weights and of the larger module: a browser loads one of
     both. Raises NativeUnavailable if the modules cannot be compiled, and as `packed_weights`.
     """
-    weights, modules = packed_weights(upscaler), {name: wasm_file(name) for name in MODULES}
+    modules = dict[str, Path]()
+    for name in track(MODULES, "preparing the engine for browsers", "modules"):
+        say(f"preparing the engine for browsers: {name}")
+        modules[name] = wasm_file(name)
+    say("packing the weights")
+    weights = packed_weights(upscaler)
     files = {"weights.bin": weights, **{f"superres-{name}.wasm": path.read_bytes() for name,
                                         path in modules.items()},
-             **{path.name: path.read_bytes() for path in SCRIPTS.glob("*.js")}}
+             **{path.name: path.read_bytes() for pattern in ("*.js", "*.d.ts")
+                for path in SCRIPTS.glob(pattern)}}
     for name, content in files.items():
         write_result(folder / name, content)
     return len(weights) + max(path.stat().st_size for path in modules.values())
@@ -90,7 +98,7 @@ def packed_weights(upscaler: Upscaler) -> bytes:
     body = np.frombuffer(b"".join(images), np.uint8).reshape(-1, 4).T.tobytes()
     about = {"format": FORMAT, "checkpoint": upscaler.name, "revision": upscaler.revision,
              "abi": abi.DIGEST, "digest": hashlib.sha256(body).hexdigest(),
-             "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
+             "mark": marked().decode(), "iterations": ITERATIONS, "rules": abi.ENUMS["Rule"],
              "transform": transform().tolist(), "self_test": f"{SELF_TEST:016x}", "stages": stages}
     text = json.dumps(about).encode()
     return gzip.compress(struct.pack("<I", len(text)) + text + body, 9, mtime=0)

@@ -35,6 +35,7 @@ SCALE = 1.1  # ratio of successive window sizes
 # distance of neighbouring windows in pixels, for the smallest windows; it grows with the windows
 STEP = 1.5
 OVERLAP = 0.5  # smallest intersection over union of two windows of one face
+COVERED = 0.3  # share of the smaller of two windows that shows no face beside the other's
 LEAST_WINDOWS = 4  # smallest number of windows of a face
 # smallest number of windows of a face, as a share of the number of the photo's clearest face
 WEAKEST = 0.25
@@ -170,10 +171,17 @@ def _windows(image: Pixels) -> Floats:
 
 @functools.cache
 def _cascade() -> Any:  # noqa: ANN401 -- scikit-image has no types
-    from skimage import data, feature
+    from skimage import feature
 
-    file: str = data.lbp_frontal_face_cascade_filename()  # type: ignore[no-untyped-call]
-    return feature.Cascade(file)
+    return feature.Cascade(cascade_path())
+
+
+def cascade_path() -> str:
+    """Return the path of scikit-image's cascade."""
+    from skimage import data
+
+    path: str = data.lbp_frontal_face_cascade_filename()  # type: ignore[no-untyped-call]
+    return path
 
 
 def _grouped(windows: Floats) -> Floats:
@@ -195,7 +203,7 @@ def _covered(windows: Floats, face: Floats) -> npt.NDArray[np.bool_]:
     """Return which windows share much of a face's: a smaller one (an eye), or a larger one, is not
     another face."""
     shared = _intersections(windows[:, :3], face[None, :3])[:, 0]
-    return np.asarray(shared > 0.3 * np.minimum(windows[:, 2], face[2]) ** 2)
+    return np.asarray(shared > COVERED * np.minimum(windows[:, 2], face[2]) ** 2)
 
 
 def _intersections(ours: Floats, theirs: Floats) -> Floats:

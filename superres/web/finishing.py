@@ -8,12 +8,10 @@ from typing import Any
 
 from superres.config import DecodeConfig
 from superres.pictures.read import Pixels
-from superres.web import controls, drawing
+from superres.web import controls
 from superres.web.decoding import VisitorDecoding
-from superres.web.paint import Latest, pixels_of
+from superres.web.paint import Latest, finished, pixels_of
 
-FINISH = "mean"
-"""How the page finishes faces, see `superres.pipeline.finish`: two blind raters preferred it."""
 LATEST = Latest()
 
 
@@ -32,16 +30,8 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
 def finished_face(decoding: VisitorDecoding, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw the finished face of a question, any JSON object, and return it for the page's
     script."""
-    task = decoding.upscaler.face_task
     side = controls.whole_number("side", asked["side"])
-    source = pixels_of(asked["x"], task.from_size(side))
-    upscaler = decoding.upscaler.from_size(side)
+    source = pixels_of(asked["x"], decoding.upscaler.face_task.from_size(side))
     options = controls.options_of(decoding.upscaler.default, asked["values"])
     with LATEST.question(str(asked)) as check:
-        result = decoding.finish("finish", source[None], options, FINISH, check=check)
-    record = drawing.record_of(upscaler, options, 1, FINISH)
-    return {"faces": [{
-        "name": f"Finished, {task.target_size}", "file": "face-finished.png",
-        "note": f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} "
-        f"seconds; --finish {FINISH} on the command line", "uri": drawing.data_uri(result.images[0],
-                                                                                   record)}]}
+        return finished(decoding, source, options, check)

@@ -30,6 +30,7 @@ from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pictures.mark import marked
 from superres.pictures.read import Pixels, read_image
+from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.upscaled import Upscaled
 from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
@@ -42,9 +43,14 @@ from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
 FILES = "card", "film"
-KINDS = "small", "large", "others", *FILES
-"""What the box asks for: the first stage's picture, the face, other people with the same pixels,
-and two files: a card with all of them, and the decode of a face as a moving picture."""
+KINDS = "small", "large", "finished", "others", *FILES
+"""What the box asks for: the first stage's picture, the face, the finished face, other people with
+the same pixels, and two files: a card with all of them, and the decode of a face as a moving
+picture."""
+FINISH = "mean"
+"""How the page finishes faces, see `superres.pipeline.finish`: two blind raters preferred it."""
+NOT_FINISHED = ("a sample keeps the detail that it invented, and only the likeliest face is "
+                "finished; choose that one")
 FRAMES, FRAME_MS, LAST_MS = 40, 80, 800
 FILM = 256
 """Smallest side of a film in pixels."""
@@ -189,6 +195,10 @@ def drawn(decoding: VisitorDecoding, kind: str, asked: dict[str, Any]) -> dict[s
     """
     pixels = pixels_of(asked["x"], decoding.upscaler.face_task)
     with LATEST.question(asked["x"]) as check:
+        if kind == "finished":
+            if controls.whole_number("n", asked["n"], 0, OTHERS):
+                raise InvalidInputError(NOT_FINISHED)
+            return finished(decoding, pixels, decoding.upscaler.default, check)
         draw = functools.partial(decoding.draw, f"paint, {kind}", pixels, check=check)
         return _drawn(decoding, draw, kind, asked)
 
@@ -215,14 +225,28 @@ def _drawn(
                                        str(asked["link"])))
 
 
-def faces_of(decoding: VisitorDecoding, options: DecodeConfig, result: Upscaled,
-             numbers: Sequence[int]) -> dict[str, Any]:
+def finished(decoding: VisitorDecoding, source: Pixels, options: DecodeConfig,
+             check: Callable[[], None]) -> dict[str, Any]:
+    """Draw the finished face of an input, uint8 [side, side, 3], and return it for the page's
+    script: for the box, and for the viewer of a result."""
+    result = decoding.finish("finish", source[None], options, FINISH, check=check)
+    (face,) = faces_of(decoding, options, result, [1], FINISH)["faces"]
+    note = (f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} "
+            f"seconds; --finish {FINISH} on the command line")
+    return {"faces": [{**face, "name": f"Finished, {decoding.upscaler.face_task.target_size}",
+                       "file": "face-finished.png", "note": note}]}
+
+
+def faces_of(
+    decoding: VisitorDecoding, options: DecodeConfig, result: Upscaled, numbers: Sequence[int],
+    finish: str = FINISHES[0],
+) -> dict[str, Any]:
     """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and
     tokens."""
-    faces = []
+    upscaler, faces = decoding.upscaler.from_size(cast(Pixels, result.sources).shape[1]), []
     for row, (number, image) in enumerate(zip(numbers, result.images, strict=True)):
-        counts = drawing.counts_of(result.stage_traces(row))
-        uri = drawing.data_uri(image, drawing.record_of(decoding.upscaler, options, number))
+        counts = drawing.counts_of(result.all_traces(row))
+        uri = drawing.data_uri(image, drawing.record_of(upscaler, options, number, finish))
         faces.append({"uri": uri, "digest": short_digest(image.tobytes()),
                       "steps": counts["iterations"], "tokens": counts["tokens"]})
     return {"faces": faces}

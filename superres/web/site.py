@@ -21,7 +21,7 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops, largest
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 
-ELEMENTS = "base", "photo", "paint", "crop", "race", "stepper", "viewer"
+ELEMENTS = "base", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer"
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
 SCRIPTS = "site.js", "pictures.js", "photos.js"
 """Modules of the page; superres.js, the engine, is another one."""
@@ -31,12 +31,15 @@ SPEED = "A face takes about 1 s on a PC, and a few seconds on a phone."
 LICENCES = {"celeba-non-commercial-research": "trained on CelebA, for non-commercial research only"}
 """What the names of licences in model cards mean."""
 AROUND = 1.5  # side of the part of a photograph that the page has, over the side of its face
+EMBEDDING = "element.js", "element.d.ts", "superres.d.ts", "README.md"
+"""Files for other pages and for hosts, which a visitor of this page never loads."""
 STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
 def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
                examples: Mapping[str, Pixels]) -> None:
-    """Write the page into `folder`, which has the engine's files: superres.js and `ENGINE`.
+    """Write the page into `folder`, which has the engine's files: superres.js, `ENGINE`,
+    and those for other pages.
 
     `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are
     lossless, so their inputs are those of the server's page. `checkpoint` is the folder of the
@@ -55,7 +58,25 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
         write_result(folder / shown["file"], encode_png(Picture(part), None))
     names = [path.name for path in shared]
     write_result(folder / "index.html", html_of(folder, task, checkpoint, view, names).encode())
+    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_worker(folder)
+
+
+def card_of(task: FaceTask, checkpoint: Path) -> str:
+    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
+    (headline, _), names = introduction(task), licence_of(checkpoint)
+    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
+    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
+        title=json.dumps(headline), headline=headline, licence=licence,
+        notice=notice_of(checkpoint))
+
+
+def licence_of(checkpoint: Path) -> dict[str, str]:
+    """Return what the model card in a folder of weights says of their licence: "license",
+    "license_name"."""
+    card = checkpoint / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
@@ -98,13 +119,10 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
 
 
 def notice_of(checkpoint: Path) -> str:
-    """Return what the page says of the licence of the weights in a folder, as their model card has
-    it."""
-    card = checkpoint / "README.md"
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    name = re.search(r"^license_name: (.+)$", text, re.MULTILINE) or re.search(r"^license: (.+)$",
-                                                                               text, re.MULTILINE)
-    licence = name[1].strip() if name else "unknown; ask whoever trained them"
+    """Return what the page says of the licence of the weights in a folder."""
+    names = licence_of(checkpoint)
+    licence = (names.get("license_name") or names.get("license")
+               or "unknown; ask whoever trained them")
     return (f"The weights ({checkpoint.resolve().name}): "
             f"{LICENCES.get(licence, f'licence {licence}')}.")
 
@@ -112,7 +130,7 @@ def notice_of(checkpoint: Path) -> str:
 def write_worker(folder: Path) -> None:
     """Write the service worker, which keeps the files in `folder` under a digest of all of them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name
-                   != "service-worker.js")
+                   not in ("service-worker.js", *EMBEDDING))
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode()

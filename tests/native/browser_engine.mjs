@@ -17,9 +17,9 @@ const answered = answers.map(({ cells, way }) => {
   try {
     const pictures = [...core.upscale(Uint8Array.from(cells), way)], last = pictures.at(-1);
     return {
-      ...last, pixels: Array.from(last.pixels), pictures: pictures.length, beginning: pictures.every(({ side, pixels, tokens }, at) =>
+      ...last, pixels: Array.from(last.pixels), pictures: pictures.length, beginning: pictures.every(({ stage, side, pixels, tokens }, at) =>
         pixels.length === 3 * side ** 2 && pixels.subarray(tokens).every(value => value === 0) &&
-        !(pictures[at + 1]?.side === side && pictures[at + 1].tokens <= tokens)),
+        !(pictures[at + 1]?.stage === stage && pictures[at + 1].tokens <= tokens)),
       stages: last.stages.map(({ pixels, ...stage }) => stage) };
   } catch (error) {
     return { error: `${error.name}: ${error.message}` };

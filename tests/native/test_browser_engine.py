@@ -21,7 +21,15 @@ from superres.evaluation.recording import stages_of
 from superres.native import abi
 from superres.native.memory_image import offset_of, size_and_alignment
 from superres.native.variants import WASM
-from superres.pipeline.browser_export import exact_block, packed_weights, stage_image, write_engine
+from superres.pipeline.browser_export import (
+    SCRIPTS,
+    exact_block,
+    packed_weights,
+    stage_image,
+    write_engine,
+)
+from superres.pipeline.finish import DRAWN as FINISHED
+from superres.pipeline.finish import mean_of, sharpened
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
 from tests.native.helpers import printed
@@ -39,7 +47,17 @@ WAYS = {
     "top-k": {"accept": "top-k", "topK": 4, "blockSize": 7}, "first stage": {"size": 32},
     "sample": {"temperature": 0.7, "sample": 3, "seed": 2**40 + 1},
     "sample within 2": {"temperature": 1, "accept": "distance"},
+    "finished": {"finish": "mean"}, "finished first stage": {"finish": "mean", "size": 32},
+    "finished samples": {"finish": "sharp", "seed": 7},
 }
+FINISHING = """
+import {readFileSync} from "node:fs";
+const {meanOf, sharpened} = await import(process.argv[1]), given = readFileSync(0, "utf8");
+const bytes = numbers => Uint8Array.from(numbers);
+console.log(JSON.stringify(JSON.parse(given).map(([pair, cells]) => [
+  meanOf(pair.map(bytes), bytes(cells), "mean"), sharpened(bytes(pair[0]), bytes(cells)),
+].map(one => [...one]))));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +90,25 @@ def asked(folder, questions, variant=""):
 
 
 def expected(upscaler, source, way):
-    """Return the digest and the steps of each stage of the picture that the compiled engine
+    """Return the digest and the steps of each decode of the picture that the compiled engine
     draws."""
-    accept, drawn = way.get("accept", "exact"), {}
+    accept, finish, drawn = way.get("accept", "exact"), way.get("finish", "none"), {}
     sizes = [way.get("blockSize") or (exact_block(stage) if accept == "exact" else 24)
              for stage in stages_of(upscaler)]
+    drawer = upscaler.at_size(way.get("size", 64))
     for size in {*sizes}:
         options = DecodeConfig(
             block_size=size, accept=accept, epsilon=way.get("epsilon", 2), top_k=way.get("topK", 2),
             consistent=True, temperature=way.get("temperature", 0.0), seed=way.get("seed", 0),
             nucleus=upscaler.default.nucleus)
-        drawn[size] = upscaler.at_size(way.get("size", 64)).decode(
-            source[None], options, keys=[image_key(source, way.get("sample", 1))])
-    traces = [drawn[size].stages[number].traces[0]
-              for number, size in enumerate(sizes[: len(drawn[sizes[0]].stages)])]
+        keys = [image_key(source, way.get("sample", 1))]
+        drawn[size] = (drawer.decode(source[None], options, keys=keys) if finish == "none"
+                       else drawer(source[None], options, finish=finish))
+    numbers = [*range(drawer.stages)]
+    if finish != "none":  # several pictures, and the last stage enlarges their mean
+        numbers = numbers[: max(drawer.stages - 1, 1)] * FINISHED[finish] + (
+            numbers[-1:] if drawer.stages > 1 else [])
+    traces = [drawn[sizes[number]].all_traces(0)[at] for at, number in enumerate(numbers)]
     return short_digest(drawn[sizes[0]].images[0].tobytes()), [
         (trace.tokens, trace.iterations, list(trace.accepted)) for trace in traces]
 
@@ -119,16 +142,16 @@ def test_pictures_of_all_ways_are_those_of_the_compiled_engine(folder, upscaler,
 def test_pictures_of_three_stages_are_those_of_the_compiled_engine(sources, tmp_path):
     cascade = superres.load("celeba-8to64-doubling", device="cpu", engine="native-int8")
     write_engine(tmp_path, cascade)
-    questions = [(sources[0], way) for way in ({}, WAYS["sample"])]
+    questions = [(sources[0], way) for way in ({}, WAYS["sample"], WAYS["finished"])]
     answers = asked(tmp_path, questions)["answers"]
-    assert {len(answer["stages"]) for answer in answers} == {3}
+    assert [len(answer["stages"]) for answer in answers] == [3, 3, 5]
     assert_as_compiled(cascade, questions, answers)
 
 
 @pytest.mark.parametrize(("kind", "number", "way"), [
-    ("small", 0, {"size": 32}), ("large", 0, {}),
+    ("small", 0, {"size": 32}), ("large", 0, {}), ("finished", 0, {"finish": "mean"}),
     ("large", 3, {"temperature": 0.7, "seed": 5, "sample": 3}),
-], ids=["small", "large", "sample"])
+], ids=["small", "large", "finished", "sample"])
 def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_browser(
     folder, sources, kind, number, way,
 ):
@@ -149,6 +172,22 @@ def test_a_link_has_one_picture_on_the_page_of_the_server_and_on_that_in_the_bro
         decoder.close()
     (answer,) = asked(folder, [(sources[0], way)])["answers"]
     assert face["digest"] == answer["digest"]
+
+
+def test_any_pictures_are_finished_with_the_bits_of_python(rng):
+    """Black, white and equal ones, too, whose rests and limits meet."""
+    drawn = np.concatenate([rng.integers(0, 256, (4, 2, 64, 64, 3)), rng.choice([0, 255], (
+        2, 2, 64, 64, 3)), np.full((1, 2, 64, 64, 3), 255), np.zeros((1, 2, 64, 64, 3))]).astype(
+            np.uint8)
+    inputs = rng.integers(0, 256, (8, 8, 8, 3), np.uint8)
+    inputs[::2] = rng.choice([0, 1, 254, 255], (4, 8, 8, 3))
+    found = json.loads(printed(
+        native_kernels.node(), "--input-type=module", "-e", FINISHING, SCRIPTS / "finish.js",
+        input=json.dumps([[pair.reshape(2, -1).tolist(), source.flatten().tolist()]
+                          for pair, source in zip(drawn, inputs, strict=True)])))
+    for pair, source, (mean, sharp) in zip(drawn, inputs, found, strict=True):
+        assert mean == mean_of(pair, source, "mean").flatten().tolist()
+        assert sharp == sharpened(pair[0], source).flatten().tolist()
 
 
 def test_24_exact_pictures_are_those_of_one_token_per_step_and_reduce_to_their_inputs(folder,
@@ -177,6 +216,9 @@ def test_a_wrong_setting_or_input_is_named(folder, sources):
         (sources[0], {"blockSize": 1.5}, "blockSize is 1.5; give a whole number from 0 on"),
         (sources[0], {"temperature": 1e-9}, "temperature is 1e-9; give 0, or at least 0.01"),
         (sources[0], {"size": 16}, "size is 16; give 32 or 64"),
+        (sources[0], {"finish": "crisp"}, "finish is crisp; give none, mean or sharp"),
+        (sources[0], {"finish": "mean", "temperature": 1},
+         "temperature is 1; give 0 with finish, which draws at temperatures of its own"),
         (small, {}, "48 values were given; the input has 8x8 pixels of 3"),
     ]
     answers = asked(folder, [question for *question, _ in wrong])["answers"]

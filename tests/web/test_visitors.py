@@ -6,18 +6,20 @@ from __future__ import annotations
 import json
 import re
 import threading
-from base64 import urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from html import unescape
+from io import BytesIO
 
 import numpy as np
 import pytest
 
 from superres.config import general_costs
 from superres.errors import InvalidInputError
+from superres.pictures.write import read_origin
 from superres.tasks.faces import image_key
 from superres.web import paint
 from superres.web.decoding import VisitorDecoding
@@ -198,6 +200,17 @@ def test_the_page_draws_by_the_default_of_the_api(decoding, source, monkeypatch)
         assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
         if number:
             assert others[number - 1]["digest"] == alone["digest"]
+
+
+def test_the_finished_face_is_that_of_the_command_and_samples_have_none(decoding, source):
+    (face,) = view(decoding, "finished", question(source))["faces"]
+    result = decoding.upscaler(source[None], decoding.upscaler.default, finish="mean")
+    assert face["digest"] == paint.short_digest(result.images[0].tobytes())
+    assert (face["steps"], face["tokens"]) == (result[0].steps, 2 * result.images[0].size)
+    content = BytesIO(b64decode(face["uri"].partition(",")[2]))
+    assert read_origin(content, "face")["settings"]["finish"] == "mean"
+    refused = view(decoding, "finished", question(source, n=2))
+    assert "only the likeliest face is finished" in refused["error"]
 
 
 def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone(decoding, source,

@@ -11,41 +11,59 @@
  * @property {number} [seed] - of the noise of samples
  * @property {number} [sample] - 1, 2, ...: the number of the sample
  * @property {number} [size] - side of the picture in pixels: that of a stage's output, by default the last one's
+ * @property {"none"|"mean"|"sharp"} [finish] - none by default; mean averages the pictures of the input and of the mirrored input, sharp three samples; both sharpen
  *
- * @typedef {object} Stage - a finished stage
+ * @typedef {object} Stage - a complete decode of a stage; finishing needs several of the first stages
  * @property {number} side - of its output in pixels
  * @property {Uint8Array} pixels - RGB, row by row
  * @property {number} tokens
  * @property {number} steps - decoding iterations
  * @property {number[]} accepted - tokens accepted in each step
  * @property {number[][]} proposed - proposals of each step
+ * @property {boolean} [isMirrored] - whether it is that of the mirrored input, and mirrored as that is
  *
  * @typedef {object} Picture
- * @property {number} stage - 0, 1, ...: the stage under way
+ * @property {number} stage - 0, 1, ...: the decode under way, of `stages`
  * @property {number} side - of the stage's output in pixels
  * @property {Uint8Array} pixels - RGB, row by row; 0 where nothing is decoded yet
  * @property {number} tokens - decoded so far in this stage
  * @property {number} steps - decoding iterations so far in this stage
  * @property {boolean} complete - whether it is the last one
  * @property {number} seconds - of computing
+ * @property {boolean} [isMirrored] - whether it is that of the mirrored input, and mirrored as that is
  * @property {string} [digest] - of the complete picture: the first 12 digits of the SHA-256 of its pixels
- * @property {Stage[]} [stages] - of the complete picture
+ * @property {Stage[]} [stages] - of the complete picture: all decodes that it needed, in their order; the last one's pixels are those before sharpening
  */
 
+import {DRAWN, drawingsOf, meanOf, sharpened} from "./finish.js";
 import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
+export const VERSION = "0.1.0";  // of the release; the page and the Worker's folder are of the same one
+export const NOTE = "invented detail, not a likeness; never use it to identify anyone";
 const FORMAT = 2;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
-const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1};
+const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1, finish: "none"};
+const HEADER = 33;  // bytes of a PNG file before its second chunk
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
+
+/**
+ * @typedef {object} Info - what is loaded
+ * @property {string} checkpoint
+ * @property {string} revision
+ * @property {string} digest - SHA-256 of the weights
+ * @property {string} variant - the module of WebAssembly that this browser runs
+ * @property {number} bytes - size of what was loaded
+ * @property {{source: number, target: number, blockSize: number}[]} stages - sides in pixels, and the largest number of tokens proposed per step
+ * @property {string} mark - XMP packet of pictures that a model drew, for `marked`
+ */
 
 /** The engine without a Worker. */
 class Core {
   constructor(about, stages, variant, bytes) {
     Object.assign(this, {about, stages});
-    this.info = {checkpoint: about.checkpoint, revision: about.revision, digest: about.digest, variant, bytes, stages: about.stages.map(
+    this.info = {checkpoint: about.checkpoint, revision: about.revision, digest: about.digest, mark: about.mark, variant, bytes, stages: about.stages.map(
       ({source, target, heads}) => ({source, target, blockSize: heads}))};
   }
 
@@ -53,9 +71,12 @@ class Core {
   complete(cells, given) {
     const way = {...DEFAULTS, size: this.about.stages.at(-1).target, ...given}, {source} = this.about.stages[0];
     const whole = (name, least) => [name, Number.isSafeInteger(way[name]) && way[name] >= least, `a whole number from ${least} on`];
+    const finishes = ["none", ...Object.keys(DRAWN)];
     const checks = [["accept", ["exact", "distance", "top-k"].includes(way.accept), "exact, distance or top-k"], whole("epsilon", 0),
       whole("topK", 1), whole("blockSize", 0), whole("seed", 0), whole("sample", 1),
       ["temperature", way.temperature === 0 || way.temperature >= 0.01, "0, or at least 0.01"],
+      ["finish", finishes.includes(way.finish), "none, mean or sharp"],
+      ["temperature", way.temperature === 0 || way.finish === "none", "0 with finish, which draws at temperatures of its own"],
       ["size", this.about.stages.some(({target}) => target === way.size), this.about.stages.map(({target}) => target).join(" or ")]];
     for (const [name, isValid, wanted] of checks) if (!isValid) throw new RangeError(`${name} is ${way[name]}; give ${wanted}`);
     if (cells.length !== source ** 2 * CHANNELS) throw new RangeError(`${cells.length} values were given; the input has ${source}x${source} pixels of ${CHANNELS}`);
@@ -69,33 +90,64 @@ class Core {
    * @returns {Generator<Picture>}
    */
   *upscale(cells, given = {}) {
-    const way = this.complete(cells, given), stages = [];
-    let source = cells, spent = 0;
-    for (const [number, memory] of this.stages.entries()) {
-      const {target: side} = memory.about, accepted = [], proposed = [];
+    const way = this.complete(cells, given), end = 1 + this.stages.findIndex(({about}) => about.target === way.size);
+    const made = {stages: [], seconds: 0}, key = imageKey(cells, way.sample);
+    let pixels;
+    if (way.finish === "none") pixels = yield* this.draw(cells, key, way, [0, end], made);
+    else {
+      pixels = yield* this.average(cells, way, Math.max(end - 1, 1), made);
+      if (end > 1) {
+        yield pictureOf(made, pixels);
+        pixels = yield* this.draw(pixels, key, way, [end - 1, end], made);
+      }
+      pixels = sharpened(pixels, cells);
+    }
+    yield {...pictureOf(made, pixels), complete: true, digest: digestOf(pixels), stages: made.stages};
+  }
+
+  /** Draw by the stages `begin` up to `end`, each from the picture of the one before; return the last picture, and add the decodes to `made`. */
+  *draw(source, key, way, [begin, end], made) {
+    const seen = way.isMirrored ? {isMirrored: true} : {};
+    for (const [at, memory] of this.stages.slice(begin, end).entries()) {
+      if (at) yield {...pictureOf(made, source), ...seen};
+      const {target: side} = memory.about, stage = made.stages.length, accepted = [], proposed = [];
       let tokens = 0, count = 1, started = seconds();
-      memory.begin(source, stageKey(imageKey(cells, way.sample), number), way, this.about.rules);
+      memory.begin(source, stageKey(key, begin + at), way, this.about.rules);
       while (tokens < memory.length) {
-        for (const [position, made, ...proposals] of memory.iterate(count)) {
+        for (const [position, length, ...proposals] of memory.iterate(count)) {
           if (position < 0) continue;  // the start of the sequence
-          accepted.push(made);
+          accepted.push(length);
           proposed.push(proposals);
-          tokens += made;
+          tokens += length;
         }
         const now = seconds();
-        spent += now - started;
+        made.seconds += now - started;
         if (accepted.length) count = Math.min(Math.max(Math.round(count * SLICE / Math.max(now - started, 1e-3)), 1), 2 * count, this.about.iterations);
         else count = 8;
-        if (tokens < memory.length) yield {stage: number, side, pixels: memory.pixels(tokens), tokens, steps: accepted.length, complete: false, seconds: spent};
+        if (tokens < memory.length) yield {stage, side, pixels: memory.pixels(tokens), tokens, steps: accepted.length, complete: false, seconds: made.seconds, ...seen};
         started = seconds();
       }
       source = memory.pixels(tokens);
-      stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed});
-      const complete = side === way.size;
-      yield {stage: number, side, pixels: source, tokens, steps: accepted.length, complete, seconds: spent, ...(complete && {digest: digestOf(source), stages})};
-      if (complete) return;
+      made.stages.push({side, pixels: source, tokens, steps: accepted.length, accepted, proposed, ...seen});
     }
+    return source;
   }
+
+  /** Draw the pictures that finishing averages by the stages up to `end`; return their mean. */
+  *average(cells, way, end, made) {
+    const pictures = [];
+    for (const [source, key, changes] of drawingsOf(cells, way)) {
+      if (pictures.length) yield pictureOf(made, pictures.at(-1));
+      pictures.push(yield* this.draw(source, key, {...way, ...changes}, [0, end], made));
+    }
+    return meanOf(pictures, cells, way.finish);
+  }
+}
+
+/** Return a picture after the last decode of `made`, of which it is made. */
+function pictureOf({stages, seconds}, pixels) {
+  const {side, tokens, steps} = stages.at(-1);
+  return {stage: stages.length - 1, side, pixels, tokens, steps, complete: false, seconds};
 }
 
 /** Return a module's functions if they compute what they should; null if this browser has no such instructions. */
@@ -201,13 +253,13 @@ export async function load(base, {onProgress, signal} = {}) {
   try {
     return await new Promise((resolve, reject) => {
       signal?.addEventListener("abort", () => reject(signal.reason));
-      worker.onerror = event => reject(new Error(event.message || "superres.js could not be loaded; check the connection, and try again"));
+      worker.onerror = ({message}) => reject(message ? new Error(message) : Object.assign(new Error("superres.js could not be loaded"), {isMissing: true}));
       worker.onmessage = ({data: {info, error, isMissing, loaded, total}}) => {
         if (info) resolve(new Engine(worker, info));
         else if (error) reject(Object.assign(new Error(error), {isMissing}));
         else onProgress?.(loaded, total);
       };
-      worker.postMessage({folder});
+      worker.postMessage({folder, version: VERSION});
     });
   } catch (error) {
     worker.terminate();
@@ -246,7 +298,8 @@ function serve() {
   async function draw({id, cells, way}) {
     let last = 0;
     for (const picture of core.upscale(cells, way)) {
-      if (picture.complete || picture.seconds - last >= FRAME) {
+      const isWhole = picture.tokens === picture.pixels.length;  // the next stage begins over it
+      if (isWhole || picture.seconds - last >= FRAME) {
         postMessage({id, picture});
         last = picture.seconds;
       }
@@ -269,6 +322,7 @@ function serve() {
   self.onmessage = async ({data}) => {
     if (data.folder) {
       try {
+        if (data.version !== VERSION) throw new Error(`the folder is of superres ${VERSION}, and the page's superres.js of ${data.version}; export the folder again`);
         core = await open(fetcher(data.folder));
         postMessage({info: core.info});
       } catch (error) {
@@ -283,6 +337,36 @@ function serve() {
       if (!running) work();
     }
   };
+}
+
+/** Return a chunk of a PNG file: its length, name, data and check sum. */
+function chunk(name, data) {
+  const bytes = new Uint8Array(12 + data.length), view = new DataView(bytes.buffer);
+  view.setUint32(0, data.length);
+  bytes.set(new TextEncoder().encode(name), 4);
+  bytes.set(data, 8);
+  let sum = -1;
+  for (const byte of bytes.subarray(4, -4)) {
+    sum ^= byte;
+    for (let bit = 0; bit < 8; bit++) sum = sum >>> 1 ^ (sum & 1 && 0xedb88320);
+  }
+  view.setUint32(bytes.length - 4, ~sum);
+  return bytes;
+}
+
+/**
+ * Return a picture that a model drew, a PNG file in a data URI, with the mark that says so, and how it was made.
+ * @param {string} uri - what `canvas.toDataURL()` returns
+ * @param {string} mark - an XMP packet: that of `Info`
+ * @param {object} record
+ * @returns {string}
+ */
+export function marked(uri, mark, record) {
+  const bytes = Uint8Array.from(atob(uri.split(",")[1]), letter => letter.charCodeAt(0)), encode = text => new TextEncoder().encode(text);
+  const parts = [bytes.subarray(0, HEADER), chunk("tEXt", encode("Software\0superres")),
+    chunk("tEXt", encode(`superres\0${JSON.stringify({...record, note: NOTE})}`)),
+    chunk("iTXt", encode(`XML:com.adobe.xmp\0\0\0\0\0${mark}`)), bytes.subarray(HEADER)];
+  return `data:image/png;base64,${btoa(parts.map(part => Array.from(part, byte => String.fromCharCode(byte)).join("")).join(""))}`;
 }
 
 if (typeof WorkerGlobalScope !== "undefined" && globalThis instanceof WorkerGlobalScope) serve();

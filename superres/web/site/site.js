@@ -7,6 +7,8 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
 const BLOCK = 4;  // tokens per step of the race's blocks
+const FINISH = "mean";  // as superres/web/paint.py finishes faces
+const NOT_FINISHED = "A sample keeps the detail that it invented, and only the likeliest face is finished; choose that one.";
 const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
 const box = document.querySelector("superres-paint"), view = JSON.parse(box.dataset.view);
@@ -127,6 +129,8 @@ const ANSWERS = {
     if (!question.n) show(question.x, face);
     return {faces: [face]};
   },
+  finished: async ({x, n}, signal, partial) => n ? {error: NOT_FINISHED}
+    : {faces: [await drawn(x, {finish: FINISH}, signal, face => partial({faces: [face]}))]},
   others: async (question, signal, partial) => {
     const faces = await others(question, signal, partial);
     if (shown?.x === question.x) show(question.x, shown.face, faces);
