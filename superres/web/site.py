@@ -21,7 +21,7 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops, largest
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 
-ELEMENTS = "base", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer"
+ELEMENTS = "base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer"
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
 SCRIPTS = "site.js", "pictures.js", "photos.js"
 """Modules of the page; superres.js, the engine, is another one."""
