@@ -23,6 +23,7 @@ from tests.journeys.helpers import (
     WATCH_ANSWERS,
     cell,
     check_wcag,
+    choose_face,
     decode,
     drawn,
     face_for,
