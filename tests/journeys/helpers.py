@@ -3,6 +3,7 @@ WCAG AA."""
 
 import base64
 import io
+import json
 import time
 
 import numpy as np
@@ -11,8 +12,10 @@ from PIL import Image
 from skimage import data
 
 from superres.pictures.read import read_image
+from superres.pictures.write import read_origin
 from superres.survey.pairs import SHUFFLED, Method, compare_methods, judge_methods, make_pairs
 from superres.survey.study import JUDGING, StudySettings
+from superres.system.output import short_digest
 from superres.tasks.faces import image_key
 from superres.web.content import OTHERS
 from tests.survey.helpers import wait_for_pair
@@ -267,6 +270,33 @@ WATCH_ANSWERS = """() => {
     });
 }"""
 """Keep the answers of the box that are whole: kind, person, number of faces, pixels."""
+
+FINISH = """question => new Promise(done => {
+    const answers = [];
+    document.addEventListener("superres-answer", ({detail}) => {
+        if (detail.kind !== "finished" || detail.question !== question) return;
+        answers.push(detail);
+        if (!detail.partial) done(answers);
+    });
+    document.dispatchEvent(new CustomEvent("superres-ask-finished", {detail: question}));
+})"""
+"""Asks for a finished face as the box does, and returns the answers."""
+
+
+def check_finished(page, upscaler, source):
+    """The finished face of painted pixels is that of the command, and a sample has none; return the
+    answers before it was there."""
+    x = base64.urlsafe_b64encode(source.tobytes()).decode().rstrip("=")
+    question = {"x": x, "t": 0.7, "s": 0, "n": 0, "turn": -1}
+    *partial, answer = page.evaluate(FINISH, json.dumps(question))
+    (face,), (expected,) = answer["faces"], upscaler(source[None], finish="mean")
+    assert face["digest"] == short_digest(expected.image.tobytes())
+    assert face["tokens"] == sum(trace.tokens for trace in expected.traces)
+    content = io.BytesIO(base64.b64decode(face["uri"].partition(",")[2]))
+    assert read_origin(content, "face")["settings"]["finish"] == "mean"
+    (refused,) = page.evaluate(FINISH, json.dumps({**question, "n": 2}))
+    assert "only the likeliest face is finished" in refused["error"]
+    return partial
 
 
 # The survey

@@ -22,6 +22,7 @@ from tests.journeys.helpers import (
     SIDE,
     WATCH_ANSWERS,
     cell,
+    check_finished,
     check_wcag,
     choose_face,
     decode,
@@ -94,6 +95,7 @@ def choose_other_people(page, demo):
         options = sampled(upscaler.default).changed({"seed": seed})
         return upscaler(source[None], options, samples=OTHERS).images
 
+    check_finished(page, upscaler, source)
     np.testing.assert_array_equal(other_faces(page), expected(0))
     reduced = area_reduce(other_faces(page), SIDE, SIDE, is_reduced=True)
     np.testing.assert_array_equal(reduced, source[None].repeat(OTHERS, axis=0))

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import os
 import re
 import threading
-from base64 import b64decode
-from io import BytesIO
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -23,7 +20,7 @@ from superres.cli.main import run
 from superres.evaluation.recording import stages_of
 from superres.pictures.mark import DRAWN
 from superres.pictures.read import Picture, read_image
-from superres.pictures.write import XMP_KEYWORD, encode_png, read_origin
+from superres.pictures.write import XMP_KEYWORD, encode_png
 from superres.pipeline.browser_export import exact_block
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
@@ -33,6 +30,7 @@ from tests.journeys.helpers import (
     PATIENCE,
     WATCH_ANSWERS,
     cell,
+    check_finished,
     check_fits,
     check_wcag,
     drawn,
@@ -44,16 +42,6 @@ from tests.journeys.helpers import (
 )
 from tests.web.helpers import FACES, encoded, huge_png
 
-FINISH = """question => new Promise(done => {
-    const answers = [];
-    document.addEventListener("superres-answer", ({detail}) => {
-        if (detail.kind !== "finished" || detail.question !== question) return;
-        answers.push(detail);
-        if (!detail.partial) done(answers);
-    });
-    document.dispatchEvent(new CustomEvent("superres-ask-finished", {detail: question}));
-})"""
-"""Asks for a finished face as the box does, and returns the answers."""
 SQUARES = [(0, 0, 64), (7, 3, 90), (20, 1, 71), (3, 50, 8)]
 
 
@@ -151,21 +139,11 @@ def draw_what_python_draws(page, upscaler):
     return x, steps
 
 
-def finish_as_in_python(page, upscaler, x):
-    """The finished face is that of the command, and comes bit by bit; a sample has none."""
-    question = {"x": x, "t": TEMPERATURE, "s": 0, "n": 0, "turn": -1}
-    *partial, answer = page.evaluate(FINISH, json.dumps(question))
+def finish_bit_by_bit(page, upscaler, x):
+    partial = check_finished(page, upscaler, pixels_of(x, upscaler.face_task))
     assert len(partial) > 3
     steps = [one["faces"][0]["steps"] for one in partial]
     assert steps == sorted(steps)
-    (face,), source = answer["faces"], pixels_of(x, upscaler.face_task)
-    finished = upscaler(source[None], finish="mean")
-    assert face["digest"] == short_digest(finished.images[0].tobytes())
-    assert face["tokens"] == sum(trace.tokens for trace in finished.all_traces(0))
-    content = BytesIO(b64decode(face["uri"].partition(",")[2]))
-    assert read_origin(content, "face")["settings"]["finish"] == "mean"
-    (refused,) = page.evaluate(FINISH, json.dumps({**question, "n": 2}))
-    assert "only the likeliest face is finished" in refused["error"]
 
 
 def race_compare_and_step(page, upscaler, x, steps):
@@ -289,7 +267,7 @@ def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page,
     start_after_failures(page, folder)
     x, steps = draw_what_python_draws(page, upscaler)
     save_marked_pictures(page, tmp_path)
-    finish_as_in_python(page, upscaler, x)
+    finish_bit_by_bit(page, upscaler, x)
     race_compare_and_step(page, upscaler, x, steps)
     paint_on_while_a_face_is_drawn(page)
     open_links_without_a_network(page, upscaler)
