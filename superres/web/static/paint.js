@@ -234,8 +234,8 @@
         return button;
       });
       const smiley = paintingOf(SMILEY).length === count ? [chip("Smiley", () => paintingOf(SMILEY))] : [];
-      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, this.button("Photo", superres.photo.choose), ...camera,
-        ...edits, ...icons, ...smiley);
+      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with, or change the face"}, this.button("Photo", superres.photo.choose), ...camera,
+        ...icons, ...edits, ...smiley);
     }
 
     actions() {
