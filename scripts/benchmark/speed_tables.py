@@ -196,8 +196,7 @@ def steps(document: Document) -> str:
     return (f"One token per step takes {ways[0]['tokens']:,} steps for the astronaut, in two "
             f"stages. `superres upscale` takes {default} by default ({own} tokens per step), and "
             f"draws the same picture, to the bit. Exact blocks of up to ten take {exact} steps "
-            f"({wide}), and blocks within epsilon 2 (two grey levels) {epsilon} ({loose}). Each "
-            "decode below has made the same number of steps:")
+            f"({wide}), and blocks within epsilon 2 (two grey levels) {epsilon} ({loose}).")
 
 
 def readme(document: Document) -> str:

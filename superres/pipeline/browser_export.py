@@ -66,16 +66,13 @@ def write_engine(folder: Path, upscaler: Upscaler) -> int:
     Returns the number of bytes of the weights and of the larger module: a browser loads one of
     both. Raises NativeUnavailable if the modules cannot be compiled, and as `packed_weights`.
     """
-    modules = dict[str, Path]()
-    for name in track(MODULES, "preparing the engine for browsers", "modules"):
-        say(f"preparing the engine for browsers: {name}")
-        modules[name] = wasm_file(name)
+    say("preparing the engine for browsers")
+    modules = {name: wasm_file(name) for name in track(MODULES, "engine for browsers", "modules")}
     say("packing the weights")
     weights = packed_weights(upscaler)
     files = {"weights.bin": weights, **{f"superres-{name}.wasm": path.read_bytes() for name,
                                         path in modules.items()},
-             **{path.name: path.read_bytes() for pattern in ("*.js", "*.d.ts")
-                for path in SCRIPTS.glob(pattern)}}
+             **{path.name: path.read_bytes() for path in SCRIPTS.glob("*.[jt]s")}}
     for name, content in files.items():
         write_result(folder / name, content)
     return len(weights) + max(path.stat().st_size for path in modules.values())

@@ -10,19 +10,23 @@ import shutil
 import subprocess
 import threading
 from base64 import urlsafe_b64encode
+from contextlib import redirect_stderr
+from io import StringIO
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import superres
+from superres.cli.main import run as superres_command
 from superres.config import DecodeConfig
 from superres.pictures.mark import DRAWN
 from superres.pictures.read import read_image
 from superres.pictures.write import XMP_KEYWORD
-from superres.pipeline.browser_export import SCRIPTS, write_engine
+from superres.pipeline.browser_export import SCRIPTS
 from superres.system.output import short_digest
 from superres.tasks.faces import area_reduce, image_key
+from superres.web.site import EMBEDDING
 from tests.journeys.helpers import PATIENCE, check_wcag, is_failure, picture
 from tests.web.helpers import FACES
 
@@ -70,7 +74,7 @@ def printed(*words, **options):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, upscaler, source):
+def site(tmp_path_factory, source):
     """A folder with the installed package, an exported one, a picture and pages."""
     npm = shutil.which("npm")
     if npm is None:
@@ -86,8 +90,9 @@ def site(tmp_path_factory, upscaler, source):
     # a page's server may import the package
     assert json.loads(run("node", "--input-type=module", "-e", NODE)) == [
         superres.__version__, ["SuperRes", "engineOf"]]
-    (folder / "faces").mkdir()
-    write_engine(folder / "faces", upscaler)
+    with redirect_stderr(StringIO()) as said:
+        assert superres_command(["export", "web", str(folder / "faces")]) == 0
+    assert "preparing the engine for browsers\nsuperres: packing the weights" in said.getvalue()
     Image.fromarray(source).save(folder / "face.png")
     Image.new("RGB", (64, 48)).save(folder / "wide.png")
     (folder / "index.html").write_text(PAGE)
@@ -117,6 +122,22 @@ def page(browser, site, screenshots):
         server.shutdown()
     assert {one for one in asked if not one.startswith((page.url_of(""), "data:"))} == set()
     assert said == []
+
+
+def test_the_exported_folder_is_a_static_space(site):
+    """What is for other pages is not what a visitor of its own page loads."""
+    card = (site / "faces" / "README.md").read_text(encoding="utf-8")
+    head = dict(line.split(": ", 1) for line in card.split("---\n")[1].splitlines())
+    assert json.loads(head["title"])
+    assert (head["sdk"], head["license"], head["license_name"]) == (
+        "static", "other", "celeba-non-commercial-research")
+    assert (site / "faces" / head["app_file"]).is_file()
+    assert "non-commercial research only" in card
+    own = [(site / "faces" / name).read_text(encoding="utf-8")
+           for name in ("index.html", "service-worker.js", "site.js")]
+    for name in EMBEDDING:
+        assert (site / "faces" / name).is_file()
+        assert not any(name in text for text in own)
 
 
 def expected(upscaler, source, **changes):

@@ -44,7 +44,6 @@ const FORMAT = 2;
 const VARIANTS = ["wasm32-relaxed", "wasm32"];  // the fastest first
 const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at messages, and between two pictures
 const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1, finish: "none"};
-const HEADER = 33;  // bytes of a PNG file before its second chunk
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
 
@@ -338,6 +337,8 @@ function serve() {
     }
   };
 }
+
+const HEADER = 33;  // bytes of a PNG file before its second chunk
 
 /** Return a chunk of a PNG file: its length, name, data and check sum. */
 function chunk(name, data) {
