@@ -69,7 +69,8 @@ class Variant:
 def read_inputs(task: FaceTask) -> dict[str, np.ndarray]:
     """Return the inputs by name, each uint8 [source, source, 3]: the photographs' faces first, then
     drawn ones."""
-    drawn = {path.stem: task.to_source(read_image(path)) for path in sorted(FACES.glob("*.png"))}
+    drawn = {path.stem: task.to_source(read_image(path))
+             for path in sorted(FACES.glob("face-[1-7].png"))}
     return {**{name: task.source_of(face) for name, face in read_photographs(task).items()},
             **drawn}
 

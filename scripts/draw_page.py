@@ -30,7 +30,7 @@ from superres.system.output import prepare_folder, write_result
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-FIRST_DRAWN = "Short hair (drawn)"
+FIRST_DRAWN = "Brown hair (drawn)"
 STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 3, 4),
            ("yellow", 7, 1, 6))
 """Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a

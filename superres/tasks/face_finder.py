@@ -39,6 +39,9 @@ COVERED = 0.3  # share of the smaller of two windows that shows no face beside t
 LEAST_WINDOWS = 4  # smallest number of windows of a face
 # smallest number of windows of a face, as a share of the number of the photo's clearest face
 WEAKEST = 0.25
+# smallest number of windows of a face in a drawn picture, times that it is enlarged, and its
+# repeated edge, as a share of its side
+DRAWN_WINDOWS, ENLARGED, EDGE = 5, 3, 0.25
 MOST_FACES = 20  # largest number of faces; the clearest are kept
 # degrees, anticlockwise, by which the photo is turned, until a face is found
 TURNS = (0.0,), (-15.0, 15.0)
@@ -110,6 +113,20 @@ class KnownFaces:
                 with self.path.open("a") as file:
                     file.write(json.dumps([key, self.found[key]]) + "\n")
         return np.array(self.found[key], np.float64).reshape(-1, 5)
+
+
+def shows_face(drawn: Pixels) -> bool:
+    """Return whether a small square drawn picture, uint8 [S, S, 3], shows an upright face.
+
+    It is enlarged, with its edge repeated around it: the cascade's windows are larger than the
+    face.
+    """
+    edge = round(EDGE * len(drawn))
+    wide = Image.fromarray(np.pad(drawn, ((edge, edge), (edge, edge), (0, 0)), "edge"))
+    side, step = ENLARGED * wide.width, 1 / ENLARGED
+    enlarged = wide.transform((side, side), Image.Transform.AFFINE, (step, 0, 0, 0, step, 0),
+                              Image.Resampling.BILINEAR)
+    return bool((_grouped(_windows(np.asarray(enlarged)))[:, 3] >= DRAWN_WINDOWS).any())
 
 
 def face_boxes(image: Pixels) -> Floats:

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from superres.pictures.read import Pixels
 from superres.pictures.write import DrawnImage
+from superres.tasks.face_finder import shows_face
 
 SIZE = (1200, 630)  # width and height in pixels that link previews ask for
 # sides of the face and of other faces, and the distance between those, in pixels
@@ -31,7 +32,8 @@ def card(source: Pixels, face: Pixels, others: Sequence[Pixels] = (),
         raise ValueError(f"a card has at most {MOST_OTHERS} other faces, not {len(others)}")
     image = Image.new("RGB", SIZE, BACKGROUND)
     draw, colours = ImageDraw.Draw(image), source.shape[0] * source.shape[1]
-    _line(draw, (SIZE[0] // 2, 62), headline(colours, bool(others)), 50, TEXT)
+    people = 1 + len(others) if shows_face(face) else 0
+    _line(draw, (SIZE[0] // 2, 62), headline(colours, people), 50, TEXT)
     side, arrow = (224, 88) if others else (FACE, 120)
     shown = [(Image.fromarray(source).resize((side, side), Image.Resampling.NEAREST), side),
              (Image.fromarray(face).resize((FACE, FACE), Image.Resampling.BICUBIC), FACE)]
@@ -56,9 +58,12 @@ def card(source: Pixels, face: Pixels, others: Sequence[Pixels] = (),
     return DrawnImage.of(np.asarray(image), NOTE)
 
 
-def headline(colours: int, has_others: bool = False) -> str:
-    """Return what a card of an input of `colours` pixels says."""
-    return f"{colours:,} colours in, {'people' if has_others else 'a person'} who never existed"
+def headline(colours: int, people: int = 1) -> str:
+    """Return what a card of an input of `colours` pixels says; without `people`, what was drawn is
+    no face."""
+    if not people:
+        return f"{colours:,} colours in, and what a model makes of them"
+    return f"{colours:,} colours in, {'people' if people > 1 else 'a person'} who never existed"
 
 
 def _line(draw: ImageDraw.ImageDraw, middle: tuple[int, int], text: str, size: float,

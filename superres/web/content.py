@@ -3,6 +3,7 @@ paint box."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,19 @@ HOW = Path(__file__).with_name("static") / "how.html"
 """Three small pictures that explain pixel values and steps."""
 LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw.
 What it draws of them is somebody else, and it smears an eye of the astronaut. A model drew the
-other examples, which are easier.
+other examples, which were chosen among many because their faces are clear: most inputs are harder.
 
 The model was trained on CelebA's faces, mostly light-skinned, young and frontal; results for other
 faces are worse."""
-NAMES = tuple(f"{name}-drawn" for name in (
-    "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
-"""What the drawn examples show, in the order of their files: people whom a model drew."""
+DRAWN = {"black-hair": 6, "brown-hair": 2, "shaved-head": 8, "boy": 9, "grey-curls": 10,
+         "red-hair": 11, "cropped-hair": 5, "short-hair": 12, "grey-hair": 13, "long-dark-hair": 14,
+         "blond-child": 15, "blond-hair": 4}
+"""The drawn examples, people whom a model drew: what each shows, and the number of its file.
+
+The first one is on the page before a visitor does anything: the engine of bytes draws it and its
+other people clearly.
+"""
+NAMES = tuple(f"{name}-drawn" for name in DRAWN)
 OTHERS = 4
 TEMPERATURE = 0.7
 """Temperature of samples where the settings are greedy; the higher it is, the more faces are
@@ -52,8 +59,8 @@ def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:
 
     `folder` has their files in scripts/faces and scripts/photos.
     """
-    files = sorted((folder / "scripts" / "faces").glob("*.png"))
-    faces = {name: read_image(path) for name, path in zip(NAMES, files, strict=True)}
+    faces = {name: read_image(folder / "scripts" / "faces" / f"face-{number}.png")
+             for name, number in zip(NAMES, DRAWN.values(), strict=True)}
     return {**{name: face for name, face in faces.items() if min(face.shape[:2]) >= task.source},
             **photographs(folder / "scripts" / "photos")}
 
@@ -62,11 +69,20 @@ def box_view(
     task: FaceTask, stages: int, examples: Mapping[str, Pixels], files: Sequence[str],
 ) -> dict[str, Any]:
     """Return the data of the paint box: its sizes, examples, and the kinds of `files` that it can
-    save."""
+    save.
+
+    A drawn example has its input's pixels, `cells`: its face can be edited and mixed with others.
+    """
     return {"side": task.source, "target": task.target, "stages": stages, "others": OTHERS,
             "temperature": TEMPERATURE, "files": files, "suffixes": sorted(IMAGE_SUFFIXES),
-            "examples": [{"name": label_of(name), "icon": icon_of(image)} for name,
-                         image in examples.items()]}
+            "examples": [{"name": label_of(name), "icon": icon_of(image), **(
+                {"cells": text_of(task.to_source(image))} if name in NAMES else {})}
+                for name, image in examples.items()]}
+
+
+def text_of(source: Pixels) -> str:
+    """Return the text of pixels in links; see `superres.web.paint.pixels_of`."""
+    return base64.b64encode(source.tobytes(), b"-_").decode("ascii").rstrip("=")
 
 
 def label_of(name: str) -> str:

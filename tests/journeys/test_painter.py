@@ -24,6 +24,7 @@ from tests.journeys.helpers import (
     cell,
     check_finished,
     check_wcag,
+    choose_face,
     decode,
     drawn,
     face_for,
@@ -108,6 +109,27 @@ def choose_other_people(page, demo):
     np.testing.assert_array_equal(other_faces(page), expected(1))
 
 
+def edit_a_face(page, demo):
+    """Chips add up over a face; over a painting, which is no face, they begin with one."""
+    paint(page, "Smiley")
+    paint(page, "Red cap")
+    capped = painted(page)
+    assert any((capped[3:] == read_image(path)[3:]).all() for path in FACES)
+    choose_face(page, 2)
+    face = painted(page)
+    paint(page, "Sunglasses")
+    rows = (painted(page) != face).any((1, 2)).nonzero()[0]
+    assert rows.tolist() == [3, 4]
+    with_glasses = painted(page)
+    np.testing.assert_array_equal(paint(page, "Beard"), face_for(demo, painted(page)))
+    np.testing.assert_array_equal(painted(page)[:4], with_glasses[:4])
+    assert (painted(page)[6] != face[6]).any()
+    assert text_of(painted(page)) in page.url
+    before = painted(page)
+    paint(page, "Surprise me")
+    assert (painted(page) != before).any()
+
+
 def save_a_card_and_a_film(page, folder):
     page.locator(".sr-others button").nth(3).click()
     face = drawn(page)
@@ -143,6 +165,7 @@ def test_strokes_paint_people_are_chosen_and_faces_saved(visit, demo, tmp_path):
     check_wcag(page, "paint box", "superres-paint")
     paint_by_mouse_and_keys(page, demo)
     choose_other_people(page, demo)
+    edit_a_face(page, demo)
     save_a_card_and_a_film(page, tmp_path)
     leave_nothing_behind(page, demo)
     before = painted(page)  # and it is there after a reload
@@ -346,7 +369,7 @@ def read_without_an_answer(page):
     page.get_by_text("photo.png: the server did not answer; check the connection").wait_for()
     assert not page.is_visible("img.sr-drawn")
     page.unroute("**/gradio_api/run/**")
-    paint(page, "Creeper")
+    paint(page, "Red cap")
     held = []
     page.route("**/gradio_api/upload", lambda route: held.append(route))
     give(page, "drop", "photo.png", FACES[1].read_bytes())
@@ -372,9 +395,9 @@ def test_a_file_that_cannot_be_read_is_named_and_the_last_choice_counts(visit, d
     count_the_last_choice(page, demo)
     read_without_an_answer(page)
     monkeypatch.setattr(demo.decoding, "time_limit", -1.0)
-    page.get_by_role("button", name="Creeper").click()
+    page.get_by_role("button", name="Beard").click()
     page.wait_for_selector(".sr-paint[data-state=failed]")
     assert "was stopped" in page.inner_text(".sr-told")
     assert page.get_attribute("img.sr-drawn", "src") is None
     monkeypatch.undo()
-    np.testing.assert_array_equal(paint(page, "Plumber"), face_for(demo, painted(page)))
+    np.testing.assert_array_equal(paint(page, "Surprise me"), face_for(demo, painted(page)))

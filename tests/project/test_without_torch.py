@@ -98,7 +98,7 @@ def test_faces_photos_and_sentences_become_files(tmp_path):
         ["upscale", PHOTO, "--output", str(photo), "--sheet", "--finish", "mean"],
         batch, [*batch, "--verify"], ["info"],
         ["translate", "A man plays the guitar.", "Two dogs."]))
-    assert Image.open(face / "face-1.png").size == (32, 32)
+    assert Image.open(face / FACES[0].name).size == (32, 32)
     assert Image.open(photo / "Grace-Hopper-sheet.png").size > (64, 64)
     assert len([*(tmp_path / "out").glob("*.png")]) == 3
     assert len(made.stdout.splitlines()[-2:]) == 2

@@ -24,14 +24,14 @@ from fakes import TINY, random_model
 from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
 from superres.system.serving import listen
-from superres.web.content import NAMES, label_of
+from superres.web.content import DRAWN, NAMES, label_of
 from superres.web.decoding import FRAME_SECONDS, VisitorDecoding
 from superres.web.files import temporary_files
 from superres.web.serving import configure
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[2]
-FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
+FACES = [ROOT / "scripts" / "faces" / f"face-{number}.png" for number in DRAWN.values()]
 LABELS = [label_of(name) for name in NAMES]
 """The page's buttons of FACES."""
 FILE = {"_type": "gradio.FileData"}

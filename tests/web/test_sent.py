@@ -19,7 +19,7 @@ from skimage import data
 from superres.cli import app
 from superres.pictures.mark import DRAWN
 from superres.pictures.write import read_origin
-from superres.web.card import MOST_OTHERS, SIZE, card
+from superres.web.card import MOST_OTHERS, SIZE, card, headline
 from superres.web.content import ICON_SIZE, icon_of
 from superres.web.crops import PHOTO_SIZE, crop_of
 from superres.web.head import tagged
@@ -170,6 +170,22 @@ def test_a_card_has_up_to_four_other_faces_and_an_address(rng):
         assert (edges == edges[0, 0]).all()  # nothing is cut off
     with pytest.raises(ValueError, match="at most 4 other faces, not 5"):
         card(source, faces[0], list(faces[1:]))
+
+
+def test_a_card_speaks_of_people_where_a_face_is_found():
+    picture = data.astronaut()[:190, 140:330]
+    astronaut = np.asarray(Image.fromarray(picture).resize((64, 64), Image.Resampling.BOX))
+    source, sky = astronaut[::8, ::8], np.full_like(astronaut, (159, 198, 232))
+
+    def title(face, *others):
+        return np.asarray(card(source, face, others))[30:95]
+
+    assert (title(astronaut) != title(astronaut, sky)).any()  # a person, and people
+    assert (title(sky) != title(astronaut)).any()
+    np.testing.assert_array_equal(title(sky), title(sky, astronaut))
+    assert headline(64, 0) == "64 colours in, and what a model makes of them"
+    assert headline(64, 1) == "64 colours in, a person who never existed"
+    assert headline(64, 2) == "64 colours in, people who never existed"
 
 
 # How little

@@ -34,8 +34,8 @@ export function unfinished({pixels, side, tokens, isMirrored}, below) {
 // Return a picture that a model drew as a PNG in a data URI: with the XMP packet that marks it, and how it was made.
 export const markedUri = (canvas, xmp, record) => marked(canvas.toDataURL(), xmp, record);
 
-// Return the card of a face, with its input, other faces and a link.
-export function card(source, face, others, link) {
+// Return the card of a face, with its input, other faces and a link; `isFace` says whether a face can be found in it.
+export function card(source, face, others, link, isFace) {
   const canvas = make("canvas", {width: SIZE[0], height: SIZE[1]}), context = canvas.getContext("2d");
   const write = (text, x, y, size, colour) => {
     Object.assign(context, {fillStyle: colour, font: `${size}px system-ui, sans-serif`, textAlign: "center", textBaseline: "middle"});
@@ -45,7 +45,7 @@ export function card(source, face, others, link) {
   const left = (SIZE[0] - INPUT - ARROW - FACE - 2 * (OTHER + GAP) - GAP) / 2, middle = TOP + FACE / 2, right = left + INPUT + ARROW;
   context.fillStyle = BACKGROUND;
   context.fillRect(0, 0, ...SIZE);
-  write(`${source.width ** 2} colours in, people who never existed`, SIZE[0] / 2, 62, 50, TEXT);
+  write(`${source.width ** 2} colours in, ${isFace ? "people who never existed" : "and what a model makes of them"}`, SIZE[0] / 2, 62, 50, TEXT);
   place(source, left, middle - INPUT / 2, INPUT, false);
   write("\u2192", left + INPUT + ARROW / 2, middle, 72, ACCENT);
   place(face, right, TOP, FACE);

@@ -138,7 +138,8 @@ const ANSWERS = {
   },
   card: async (question, signal) => {
     const faces = [await drawn(question.x, {}, signal), ...await others(question, signal)], [face] = faces.splice(question.n, 1);
-    const picture = card(sourceOf(question.x), face.canvas, faces.slice(-view.others).map(({canvas}) => canvas), question.link);
+    const {hasFace} = await import("./finder.js"), isFace = await hasFace(face.canvas);
+    const picture = card(sourceOf(question.x), face.canvas, faces.slice(-view.others).map(({canvas}) => canvas), question.link, isFace);
     return {file: "card.png", uri: markedUri(picture, xmp, {checkpoint: engine.info.checkpoint})};
   },
 };

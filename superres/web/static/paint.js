@@ -225,7 +225,7 @@
       const {side, examples} = this.view, count = this.pixels.values.length, {names, apply, surprise} = superres.edits;
       const chip = (name, values) => this.button(name, () => this.paintAll(values()));
       const camera = superres.photo.hasCamera ? [this.button("Camera", () => superres.photo.photograph(text => this.state("failed", text)))] : [];
-      const people = examples.filter(({cells}) => cells).map(({cells}) => pixelsOf(cells, count));
+      const people = this.people = examples.filter(({cells}) => cells).map(({cells}) => pixelsOf(cells, count));
       const edits = people.length < 2 ? [] : [...names.map(name => chip(name, () => apply(name, this.pixels.values, side, people))),
         chip("Surprise me", () => surprise(people, side))];
       const icons = examples.map(({name, icon}, at) => {
@@ -234,8 +234,8 @@
         return button;
       });
       const smiley = paintingOf(SMILEY).length === count ? [chip("Smiley", () => paintingOf(SMILEY))] : [];
-      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with"}, this.button("Photo", superres.photo.choose), ...camera,
-        ...edits, ...icons, ...smiley);
+      return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with, or change the face"}, this.button("Photo", superres.photo.choose), ...camera,
+        ...icons, ...edits, ...smiley);
     }
 
     actions() {
