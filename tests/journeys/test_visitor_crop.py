@@ -94,8 +94,8 @@ def two_faces(tmp_path_factory):
 
 
 def accept(page):
-    """Use the square, and wait until the server shows it, and the paint box its faces: nothing moves
-    then."""
+    """Use the square, and wait until the server shows it, and the paint box its faces: nothing
+    moves then."""
     page.get_by_role("button", name="Use this face").click()
     settle(page)
     page.wait_for_selector(".sr-paint[data-state=drawn] .sr-others.sr-quiz img")
@@ -109,6 +109,8 @@ def open_photo(page, path):
     """Upload a photo, and wait until its frame has the place of the paint box."""
     photo = "(document.querySelector('superres-crop')?.dataset.photo ?? null)"
     before = page.evaluate(photo)
+    if page.is_visible(".sr-framing"):
+        page.locator(".sr-crop").press("Escape")
     upload(page, path)
     page.wait_for_function(f"before => {photo} !== before", arg=before)
     page.get_by_role("button", name="Use this face").wait_for()

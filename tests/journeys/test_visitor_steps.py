@@ -21,8 +21,8 @@ from tests.journeys.helpers import (
     see_as_drawn,
     shown,
     upload,
-    use_face,
     upscale,
+    use_face,
 )
 from tests.web.helpers import FACES
 
