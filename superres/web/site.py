@@ -21,12 +21,15 @@ from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops, largest
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 from superres.web.draft_view import TAB, draft_view
+from superres.web.finder_file import finder_file
 
 ELEMENTS = ("base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer",
             "draft")
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
-SCRIPTS = "site.js", "pictures.js", "photos.js"
+SCRIPTS = "site.js", "pictures.js", "photos.js", "finder.js"
 """Modules of the page; superres.js, the engine, is another one."""
+FINDER = "finder.bin"
+"""What finder.js reads when a visitor gives a photo."""
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
 """Files that a visitor loads by starting the engine: the first one, and one of the others."""
 SPEED = "A face takes about 1 s on a PC, and a few seconds on a phone."
@@ -51,6 +54,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
               if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
         write_result(folder / path.name, path.read_bytes())
+    write_result(folder / FINDER, finder_file())
     write_result(folder / "faces.css", face_styles(task.target).encode())
     view = box_view(task, stages, examples, ["card"])
     prepare_folder(folder / "examples")
@@ -138,9 +142,10 @@ def write_worker(folder: Path) -> None:
     for path in files:
         digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode()
                       + path.read_bytes())
+    later = *ENGINE, FINDER
     names = ["./",
-             *(path.relative_to(folder).as_posix() for path in files if path.name not in ENGINE)]
-    values = {"NAME": digest.hexdigest()[:16], "FILES": names, "ENGINE": ENGINE}
+             *(path.relative_to(folder).as_posix() for path in files if path.name not in later)]
+    values = {"NAME": digest.hexdigest()[:16], "FILES": names, "LATER": later}
     constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
     write_result(folder / "service-worker.js",
                  constants.encode() + (SITE / "service-worker.js").read_bytes())

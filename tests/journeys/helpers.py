@@ -125,6 +125,11 @@ def upload(page, path):
     chooser.value.set_files(path)
 
 
+def use_face(page):
+    """Accept the frame of a photo, when it is there."""
+    page.get_by_role("button", name="Use this face").click()
+
+
 def give(page, how, name, content, kind=""):
     """Paste a file into the paint box, or drop it there; `kind` is its type, if the browser knows
     one."""
@@ -152,9 +157,9 @@ def wait_for_pixels(page, source):
 
 
 def choose_astronaut(page):
-    """Choose the photo among the examples, and wait for its crop."""
+    """Choose the photo among the examples, and wait for its frame, which is accepted."""
     page.get_by_role("button", name="Astronaut").click()
-    page.wait_for_selector("superres-crop [role=slider]")
+    page.get_by_role("button", name="Move the frame").wait_for()
 
 
 # Decodes

@@ -23,7 +23,9 @@ from superres.pictures.read import Picture, read_image
 from superres.pictures.write import XMP_KEYWORD, encode_png
 from superres.pipeline.browser_export import exact_block
 from superres.system.output import short_digest
-from superres.tasks.faces import area_reduce, image_key
+from superres.tasks.crops import Crop
+from superres.tasks.faces import FaceTask, area_reduce, image_key
+from superres.tasks.photos import choose_crops
 from superres.web.content import OTHERS, TEMPERATURE
 from superres.web.paint import pixels_of
 from tests.journeys.helpers import (
@@ -42,7 +44,9 @@ from tests.journeys.helpers import (
 )
 from tests.web.helpers import FACES, encoded, huge_png
 
-SQUARES = [(0, 0, 64), (7, 3, 90), (20, 1, 71), (3, 50, 8)]
+SQUARES = [(0, 0, 64, 0), (7, 3, 90, 0), (20, 1, 71, 0), (3, 50, 8, 0), (-9, 20, 60, 0),
+           (30, 20, 50, 17.3), (-11, -25, 1100, -33.3), (400, 300, 640, 90)]
+TASK = FaceTask(8, 64)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -214,7 +218,8 @@ def open_links_without_a_network(page, upscaler):
 
 
 def reduce_as_in_training(page, rng):
-    photo = rng.integers(0, 256, (93, 117, 3), np.uint8)
+    """Upright squares, turned ones, and those beyond the photo."""
+    photo = rng.integers(0, 256, (893, 1117, 3), np.uint8)
     found = page.evaluate("""async ([content, squares]) => {
         const {readPhoto, reduced} = await import("./photos.js");
         const photo = new Blob([Uint8Array.from(content)], {type: "image/png"});
@@ -222,9 +227,9 @@ def reduce_as_in_training(page, rng):
         return squares.map(square => [8, 64].filter(size => size <= square[2]).map(
             size => Array.from(reduced(read, square, size))));
     }""", [list(encode_png(Picture(photo), None)), SQUARES])
-    for (left, top, side), sizes in zip(SQUARES, found, strict=True):
+    for (*place, turn), sizes in zip(SQUARES, found, strict=True):
         for size, pixels in zip((8, 64), sizes, strict=False):
-            expected = area_reduce(photo[top:top + side, left:left + side], size, size)
+            expected = area_reduce(Crop(*place, turn=turn).take(photo), size, size)
             assert short_digest(bytes(pixels)) == short_digest(expected.tobytes())
 
 
@@ -232,14 +237,17 @@ def crop_a_photo(page, folder):
     photo = data.astronaut()
     Image.fromarray(photo).save(folder / "photo.png")
     upload(page, folder / "photo.png")
-    page.get_by_text("This page looks for no faces").wait_for()
     frame = page.get_by_role("slider", name="Crop of the photo")
-    for key in ("-", "-", "ArrowUp", "ArrowRight"):
+    (crop,) = choose_crops(photo, TASK)
+    place = (f"Found face (clear): {crop.size}x{crop.size} pixels from column {crop.left}, row "
+             f"{crop.top}, turned by {crop.degrees} degrees.")
+    page.get_by_text(place).wait_for()
+    check_wcag(page, "a frame")
+    for key in ("-", "-", "ArrowUp", "ArrowRight", "Enter"):
         frame.press(key)
-    left, top, side = (int(page.locator("superres-crop input").nth(at).input_value())
-                       for at in range(3))
-    assert side < 500
-    square = photo[top:top + side, left:left + side]
+    square = Crop(*(int(page.locator(".sr-numbers input").nth(at).input_value())
+                    for at in range(3)), turn=crop.turn).take(photo)
+    assert len(square) < crop.size
     cells = area_reduce(square, 8, 8)
     page.locator(f".sr-cells [aria-label$='#{cells[0, 0].tobytes().hex()}']").first.wait_for()
     np.testing.assert_array_equal(painted(page), cells)

@@ -22,6 +22,7 @@ from tests.journeys.helpers import (
     shown,
     upload,
     upscale,
+    use_face,
 )
 from tests.web.helpers import FACES
 
@@ -199,7 +200,7 @@ def compared(page):
 def begin_at_the_second_stage(page, upscaler, folder):
     Image.fromarray(data.astronaut()).save(folder / "photo.png")
     upload(page, folder / "photo.png")
-    page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
+    use_face(page)
     page.get_by_label(CHOICE).check()
     input_becomes(page, 32)
     upscale(page)
@@ -215,10 +216,12 @@ def begin_at_the_second_stage(page, upscaler, folder):
 
 def choose_the_size_of_the_input(page):
     choice = page.get_by_label(CHOICE)
-    page.get_by_text("Crop in numbers").click()
     for side, is_visible in ((31, False), (32, True)):
+        page.get_by_role("button", name="Move the frame").click()
+        page.locator(".sr-framing details").evaluate("details => { details.open = true; }")
         page.get_by_label("Side, pixels").fill(str(side))
         page.get_by_label("Side, pixels").press("Enter")
+        use_face(page)
         choice.wait_for(state="visible" if is_visible else "hidden")
         input_becomes(page, 32 if is_visible else 8)
     page.get_by_label("8x8", exact=True).check()

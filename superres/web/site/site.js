@@ -9,6 +9,7 @@ const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces
 const BLOCK = 4;  // tokens per step of the race's blocks
 const FINISH = "mean";  // as superres/web/paint.py finishes faces
 const NOT_FINISHED = "A sample keeps the detail that it invented, and only the likeliest face is finished; choose that one.";
+const ALIGNED = {width: 178, height: 218, square: [20, 40, 138]}, UNCERTAIN = 0.5;  // CelebA's aligned pictures; doubt from which a face is uncertain
 const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
 const box = document.querySelector("superres-paint"), view = JSON.parse(box.dataset.view);
@@ -44,6 +45,7 @@ async function begin() {
       words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
     }});
     words.textContent = `The model is loaded${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}. Nothing is uploaded.`;
+    if (navigator.serviceWorker?.controller) fetch(new URL("finder.bin", BASE)).catch(() => {});  // it is kept, too
     element("about").hidden = true;
     element("more").hidden = false;
     tell("asking");  // the box asks again
@@ -217,27 +219,43 @@ document.addEventListener("superres-ask-draft", async ({detail: text}) => {
 // A photo or an example: its crop, and what the model sees of it.
 let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are not the photo's; `begun`: the first example is there
 
-// Take a photo, unless the visitor has painted or chosen another one before it is there.
+// Take a photo, unless the visitor has painted or chosen another one before it is there. The `square` of an example is known; of
+// another photo, the visitor accepts one.
 async function take(file, square, choice = ++choices) {
+  let crops, hint;
   try {
     const given = await file, read = await readPhoto(given, view.side);
-    if (choice !== choices) return;
+    if (choice !== choices) return read.close();
     photo?.bitmap.close();
     URL.revokeObjectURL(photo?.uri);
     photo = {bitmap: read, uri: URL.createObjectURL(given)};
+    [crops, hint] = square ? [[{square, kind: "face"}]] : await squaresOf(read);
   } catch (error) {
     if (choice === choices) refuse(error.message);
     return;
   }
-  const {width, height} = photo.bitmap, side = Math.min(width, height);
-  const centre = [Math.floor((width - side) / 2), Math.floor((height - side) / 2), side];
-  const crops = [{square: centre, name: "The centre", button: "Centre"}];
-  if (square) crops.unshift({square, name: "The face of this example", button: "Face"});
-  const data = {width, height, least: view.side, chosen: 0, crops};
-  element("crop").replaceChildren(...width === view.side && height === view.side ? [] :
-    [make("p", {class: "sr-hint"}, "This page looks for no faces: move the frame to the face. The photo stays on this device."),
-      make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
-  reduce(crops[0].square);
+  if (choice !== choices) return;
+  const {width, height} = photo.bitmap, sides = crops.map(crop => crop.square[2]), data = {width, height, least: view.side, crops, hint,
+    chosen: sides.indexOf(Math.max(...sides))};
+  const isInput = width === view.side && height === view.side;
+  element("crop").replaceChildren(...isInput ? [] : [make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
+  if (square || isInput) reduce(crops[0].square);
+  else tell("offered");
+}
+
+// Return the squares of a photo that may become the input, and what to say of the search, as superres.tasks.photos chooses them.
+async function squaresOf(read) {
+  const {width, height} = read, side = Math.min(width, height), stays = "The photo stays on this device.";
+  if (width === ALIGNED.width && height === ALIGNED.height) return [[{square: ALIGNED.square, kind: "aligned"}], stays];
+  const centre = {square: [Math.floor((width - side) / 2), Math.floor((height - side) / 2), side], kind: "centre"};
+  if (side <= view.target) return [[centre], stays];
+  try {
+    const {findFaces, squareOf} = await import("./finder.js"), faces = await findFaces(read);
+    const crops = faces.map(face => ({square: squareOf(face), kind: "face", searched: true, uncertain: face.doubt >= UNCERTAIN}));
+    return [crops.length ? crops : [{...centre, searched: true, uncertain: true}], stays];
+  } catch (error) {
+    return [[centre], `${superres.sentence(error.message)} Move the frame to the face. ${stays}`];
+  }
 }
 
 function refuse(text) {

@@ -115,6 +115,7 @@
       on(document, "superres-photo", event => this.read(event.detail.name));
       on(document, "superres-input", event => this.take(event.detail));
       on(document, "superres-refused", event => this.refuse(event.detail));
+      on(document, "superres-back", () => this.stay());
       superres.photo.receive(this, this.listening.signal);
       on(document, "superres-asking", () => this.repeat());  // those that take questions may come later than the box
     }
@@ -301,6 +302,12 @@
         if (this.painted) ask("painted", this.painted);
         this.status.textContent = this.refused;
       }
+    }
+
+    // Nothing of the photo is used: the pixels stay, and are the visitor's.
+    stay() {
+      this.example = this.truth = "";
+      this.changed(this.chosen);
     }
 
     // The digest of the link that was opened, if what is shown is its person; a link of today's picture would lose it.
