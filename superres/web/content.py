@@ -16,10 +16,11 @@ from superres.tasks.faces import FaceTask
 from superres.web import drawing
 
 TITLE = "superres: faces, block by block"
-HEADLINE = "Paint {count} pixels, and see who has them"
-INTRODUCTION = ("A model draws a person of {target} pixels who has exactly your {count} colours. "
-                "Paint, or begin with a photo. The detail is invented: <strong>never use it to "
-                "identify anyone</strong>.")
+HEADLINE = "Paint {count} pixels: a face appears, in a fraction of the steps"
+INTRODUCTION = ("A model usually draws one pixel value per step. Here it guesses the next ones, "
+                "too, and keeps those that it would have drawn anyway: <b>fewer steps, and the "
+                "same picture, bit for bit</b>. The person has exactly your {count} colours, and "
+                "the detail is invented: <strong>never use it to identify anyone</strong>.")
 HOW = Path(__file__).with_name("static") / "how.html"
 """Three small pictures that explain pixel values and steps."""
 LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw.
@@ -31,6 +32,9 @@ faces are worse."""
 NAMES = tuple(f"{name}-drawn" for name in (
     "short-hair", "brown-hair", "bald", "blond-hair", "cropped-hair", "black-hair", "fringe"))
 """What the drawn examples show, in the order of their files: people whom a model drew."""
+FIRST = "black-hair-drawn"
+"""The example with which the page begins, and which is on the card of link previews: the engine of
+bytes draws it and the people with its colours well."""
 OTHERS = 4
 TEMPERATURE = 0.7
 """Temperature of samples where the settings are greedy; the higher it is, the more faces are
@@ -47,14 +51,15 @@ def introduction(task: FaceTask) -> tuple[str, str]:
 
 
 def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:
-    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and
-    photographs.
+    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, of which
+    `FIRST` is the first one, and photographs.
 
     `folder` has their files in scripts/faces and scripts/photos.
     """
     files = sorted((folder / "scripts" / "faces").glob("*.png"))
     faces = {name: read_image(path) for name, path in zip(NAMES, files, strict=True)}
-    return {**{name: face for name, face in faces.items() if min(face.shape[:2]) >= task.source},
+    large = {name: face for name, face in faces.items() if min(face.shape[:2]) >= task.source}
+    return {**dict(sorted(large.items(), key=lambda item: item[0] != FIRST)),
             **photographs(folder / "scripts" / "photos")}
 
 

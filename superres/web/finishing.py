@@ -3,13 +3,13 @@ after each decode."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 from superres.config import DecodeConfig
 from superres.pictures.read import Pixels
 from superres.web import controls
 from superres.web.decoding import VisitorDecoding
+from superres.web.faces import text_of
 from superres.web.paint import Latest, finished, pixels_of
 
 LATEST = Latest()
@@ -23,8 +23,7 @@ def question_of(source: Pixels, options: DecodeConfig, values: list[Any]) -> dic
     """
     if options.is_sampling:
         return {}
-    pixels = base64.b64encode(source.tobytes(), b"-_").decode("ascii").rstrip("=")
-    return {"finish": {"x": pixels, "side": len(source), "values": values}}
+    return {"finish": {"x": text_of(source), "side": len(source), "values": values}}
 
 
 def finished_face(decoding: VisitorDecoding, asked: dict[str, Any]) -> dict[str, Any]:
