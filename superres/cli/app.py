@@ -104,8 +104,13 @@ def build_demo(
 
 
 def warm_up(decoding: VisitorDecoding) -> None:
-    """Decode the first example, with which the page then begins."""
-    decoding.warm_up(pictured(decoding.upscaler.face_task))
+    """Decode the first example, with which the page then begins, and people with its pixels."""
+    from superres.web.faces import PEOPLE, first_view, sampled
+
+    upscaler, source = decoding.upscaler, pictured(decoding.upscaler.face_task)
+    decoding.warm_up(source)
+    decoding.first = first_view(upscaler, decoding.example, decoding.draw(
+        "warm-up, others", source, sampled(upscaler.default), PEOPLE))
 
 
 def load_translator(checkpoint: str | None, device: str,

@@ -37,7 +37,7 @@ from superres.web.card import card
 from superres.web.content import OTHERS, box_view
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding
-from superres.web.faces import PEOPLE, faces_of, first_view, sampled
+from superres.web.faces import PEOPLE, faces_of, sampled
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
@@ -76,7 +76,7 @@ def paint_box(decoding: VisitorDecoding, examples: Sequence[Path]) -> tuple[gr.H
     task = decoding.upscaler.face_task
     view = box_view(task, decoding.upscaler.stages,
                     {path.stem: read_image(path) for path in examples}, FILES)
-    view["most_bytes"], view["first"] = MAX_FILE_BYTES, first_of(decoding)
+    view["most_bytes"], view["first"] = MAX_FILE_BYTES, decoding.first
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>',
             elem_id="paint", padding=False)
     painted, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden",
@@ -108,16 +108,6 @@ def answer(kind: str, draw: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     answered = gr.HTML("", visible="hidden", elem_id=f"answer-{kind}")
     asked.input(functools.partial(answer_of, draw, kind), asked, answered,
                 trigger_mode="always_last", **controls.INSTANT)
-
-
-def first_of(decoding: VisitorDecoding) -> dict[str, Any] | None:
-    """Return the faces that the page begins with, of the pixels of the decoding's warm-up; None
-    without one."""
-    example, upscaler = decoding.example, decoding.upscaler
-    if example is None or example.sources is None:
-        return None
-    return first_view(upscaler, example, decoding.draw(
-        "warm-up, others", example.sources[0], sampled(upscaler.default), PEOPLE))
 
 
 def pixels_of(text: Value, task: FaceTask) -> Pixels:

@@ -345,7 +345,7 @@
       });
       const emoji = superres.emoji ? [copies("Copy as emoji", "It cannot be copied", () => navigator.clipboard.writeText(superres.emoji.toEmoji(this.pixels.values, this.view.side)))] : [];
       this.files = Object.fromEntries(this.view.files.map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
-      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), make("label", {}, this.polish, "Finished"),
+      return make("div", {class: "sr-deeds"}, make("label", {}, this.sharp, "Pixels"), make("label", {}, this.polish, "Finished"),
         this.save, this.copy, link, ...emoji, ...Object.values(this.files));
     }
 
@@ -633,7 +633,7 @@
       this.compared = face;
       const bar = (name, count) => make("div", {style: `--share: ${count / tokens}`}, make("img", {src: uri, alt: ""}), make("span", {}, name),
         make("b", {}, `${count.toLocaleString("en")} steps`), make("i"));
-      const fewer = make("p", {}, make("strong", {}, ratio > 1 ? `${ratio.toFixed(1)} times fewer steps` : "As many steps"), ", the same picture, bit for bit");
+      const fewer = make("p", {}, make("strong", {}, ratio > 1 ? `${ratio.toFixed(1)} times fewer steps` : "As many steps"), "for the same picture, bit for bit");
       this.bars.replaceChildren(fewer, bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
     }
 
