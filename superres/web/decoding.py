@@ -59,6 +59,7 @@ class VisitorDecoding:
     translator: Translator | None = None
     frame_seconds: float = FRAME_SECONDS
     example: Upscaled | None = field(default=None, init=False)
+    first: dict[str, Any] | None = field(default=None, init=False)
     is_busy: bool = field(default=False, init=False)
     is_closing: bool = field(default=False, init=False)
 
@@ -69,7 +70,8 @@ class VisitorDecoding:
         """Draw a face, so that the first visitor does not wait for one-time preparations.
 
         The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
-        the page shows first.
+        the page shows first. Then `first` can have the faces of the box, see
+        `superres.web.faces.first_view`.
         """
         given = np.full(self.upscaler.face_task.source_shape, 128,
                         np.uint8) if source is None else source

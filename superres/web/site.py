@@ -3,24 +3,29 @@ serves its folder."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from superres.config import DecodeConfig
 from superres.pictures.mark import marked
 from superres.pictures.read import Picture, Pixels
 from superres.pictures.write import encode_png
+from superres.pipeline.upscaled import Upscaled
+from superres.pipeline.upscaler import Upscaler
 from superres.system.output import prepare_folder, write_result
-from superres.tasks.faces import FaceTask
-from superres.tasks.photos import choose_crops, largest
+from superres.tasks.faces import FaceTask, image_key
+from superres.tasks.photos import choose_crops, input_of, largest
 from superres.web.content import HOW, LIMITS, TITLE, box_view, face_styles, introduction
 from superres.web.draft_view import TAB, draft_view
+from superres.web.faces import PEOPLE, first_view, sampled
 from superres.web.finder_file import finder_file
 
 ELEMENTS = ("base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer",
@@ -32,6 +37,9 @@ FINDER = "finder.bin"
 """What finder.js reads when a visitor gives a photo."""
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
 """Files that a visitor loads by starting the engine: the first one, and one of the others."""
+BLOCK = 4
+"""Pixel values per step of the faces that the page draws. One per step would be as fast on the one
+thread of a browser, but the page shows what blocks save."""
 SPEED = "A face takes about 1 s on a PC, and a few seconds on a phone."
 LICENCES = {"celeba-non-commercial-research": "trained on CelebA, for non-commercial research only"}
 """What the names of licences in model cards mean."""
@@ -42,13 +50,14 @@ STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 
 def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint: Path,
-               examples: Mapping[str, Pixels]) -> None:
+               examples: Mapping[str, Pixels], first: Mapping[str, Any]) -> None:
     """Write the page into `folder`, which has the engine's files: superres.js, `ENGINE`,
     and those for other pages.
 
     `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are
     lossless, so their inputs are those of the server's page. `heads` is the number of
-    prediction heads of the first stage, and `checkpoint` the folder of the weights.
+    prediction heads of the first stage, `checkpoint` the folder of the weights, and `first` the
+    value of `first_faces`.
     """
     shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css")
               if path.is_file()]
@@ -56,7 +65,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
         write_result(folder / path.name, path.read_bytes())
     write_result(folder / FINDER, finder_file())
     write_result(folder / "faces.css", face_styles(task.target).encode())
-    view = box_view(task, stages, examples, ["card"])
+    view = {**box_view(task, stages, examples, ["card"]), "first": first, "block": BLOCK}
     prepare_folder(folder / "examples")
     for (name, image), shown in zip(examples.items(), view["examples"], strict=True):
         part, square = part_of(image, task)
@@ -84,6 +93,22 @@ def licence_of(checkpoint: Path) -> dict[str, str]:
     card = checkpoint / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
+
+
+def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
+    """Return the faces of an example with which the page begins, as the engine in the browser
+    draws them: `BLOCK` values per step."""
+    upscaler = copy.copy(upscaler)
+    upscaler.default = upscaler.default.changed({"block_size": BLOCK, "adaptive": False})
+    task = upscaler.face_task
+    source = input_of(image, choose_crops(image, task)[0], task)
+
+    def draw(options: DecodeConfig, numbers: Sequence[int]) -> Upscaled:
+        keys = [image_key(source, number) for number in numbers]
+        return upscaler.decode(source[None].repeat(len(keys), axis=0), options, keys=keys)
+
+    return first_view(upscaler, draw(upscaler.default, [1]),
+                      draw(sampled(upscaler.default), PEOPLE))
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:

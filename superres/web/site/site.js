@@ -6,7 +6,7 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
-const BLOCK = 4;  // tokens per step of the race's blocks
+const LOADED = "The model is loaded";
 const FINISH = "mean";  // as superres/web/paint.py finishes faces
 const NOT_FINISHED = "A sample keeps the detail that it invented, and only the likeliest face is finished; choose that one.";
 const ALIGNED = {width: 178, height: 218, square: [20, 40, 138]}, UNCERTAIN = 0.5;  // CelebA's aligned pictures; doubt from which a face is uncertain
@@ -44,10 +44,11 @@ async function begin() {
       if (isKnown) bar.value = loaded / total;
       words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
     }});
-    words.textContent = `The model is loaded${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}. Nothing is uploaded.`;
+    words.textContent = `${LOADED}${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}.`;
     if (navigator.serviceWorker?.controller) fetch(new URL("finder.bin", BASE)).catch(() => {});  // it is kept, too
-    element("about").hidden = true;
     element("more").hidden = false;
+    tell("missing", "");
+    if (waiting) learn(waiting);
     tell("asking");  // the box asks again
   } catch (error) {
     failed = true;
@@ -56,7 +57,6 @@ async function begin() {
     words.textContent = `The model could not be loaded: ${error.message}. ${error.isMissing ? "Check the connection, and try again." : "Reload the page."}`;
     element("start").textContent = "Try again";
     element("start").hidden = !error.isMissing;
-    tell("asking");  // the box says it, too
   }
   bar.hidden = true;
 }
@@ -96,7 +96,7 @@ async function draw(text, way, signal, partial, one = engine) {
 const known = new Map();
 
 async function drawn(text, changes, signal, partial = () => {}) {
-  const way = {size: view.target, ...changes}, name = JSON.stringify([text, way]);
+  const way = {size: view.target, blockSize: view.block, ...changes}, name = JSON.stringify([text, way]);
   if (!known.has(name)) known.set(name, await draw(text, way, signal, partial));
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
   return known.get(name);
@@ -165,10 +165,12 @@ function job(kind, x) {
 async function answer(kind, text) {
   const question = JSON.parse(text), signal = job(kind, question.x);
   current = question.x;
+  waiting = null;
+  if (engine && element("told").textContent.startsWith(LOADED)) element("told").textContent = "";  // the box has the word
   const say = detail => { if (!signal.aborted) tell("answer", {...detail, kind, question: text}); };
   if (!engine) {
     if (!failed && painting) start();
-    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start, or paint."});
+    return say({wait: true});
   }
   try {
     say(await ANSWERS[kind](question, signal, partial => say({...partial, partial: true})));
@@ -215,9 +217,19 @@ document.addEventListener("superres-ask-draft", async ({detail: text}) => {
     say({error: error.message});
   }
 });
+// The box shows the faces that came with the page: what the parts below tell of the likeliest one, the engine finds out, once there is one.
+let waiting;
+document.addEventListener("superres-known", ({detail}) => engine ? learn(detail) : waiting = detail);
+
+async function learn(x) {
+  const signal = job("known", x);
+  current = x;
+  const face = await drawn(x, {}, signal).catch(() => null);
+  if (face && !signal.aborted) show(x, face);
+}
 
 // A photo or an example: its crop, and what the model sees of it.
-let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are not the photo's; `begun`: the first example is there
+let photo, truth, painted, choices = 0;  // `painted` pixels are not the photo's
 
 // Take a photo, unless the visitor has painted or chosen another one before it is there. The `square` of an example is known; of
 // another photo, the visitor accepts one.
@@ -271,7 +283,7 @@ function reduce(square) {
 
 document.addEventListener("superres-painted", ({detail}) => {
   painted = detail;
-  if (painted && begun) choices++;
+  if (painted) choices++;
 });
 document.addEventListener("superres-photo", ({detail}) => take(detail));
 document.addEventListener("superres-square", ({detail}) => reduce(detail.split(",").map(Number)));
@@ -327,7 +339,7 @@ async function race() {
   let rival;  // a second engine
   try {
     rival = await load(BASE, {signal});
-    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, BLOCK]];
+    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, view.block]];
     place.prepend(panels);
     note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
     const faces = await Promise.all(ways.map(([name, one, blockSize]) => {
@@ -365,12 +377,13 @@ function replay(x, names, faces) {
     make("superres-race", {role: "group", "aria-label": "A face, decoded in two ways", "data-view": JSON.stringify(data)})];
 }
 
-// Begin: dark or light, the first example, and the model if this browser has kept it.
+// Begin: dark or light, where the model is told of, and the model if this browser has kept it.
 const dark = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.documentElement.classList.toggle("dark", dark.matches);
 dark.addEventListener("change", dress);
 dress();
 element("start").addEventListener("click", start);
 for (const name of ["dragover", "drop"]) document.addEventListener(name, event => event.preventDefault());  // a file beside the box would replace the page
+box.querySelector(".sr-told").after(element("engine"));
+tell("missing", "Press Start first: the model draws it");
 tell("asking");
-example(0).then(() => { begun = true; });
 if (await globalThis.caches?.match(new URL("weights.bin", BASE)).catch(() => null)) start();
