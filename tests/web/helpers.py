@@ -24,15 +24,18 @@ from fakes import TINY, random_model
 from superres.cli import app
 from superres.pipeline.upscaler import Upscaler
 from superres.system.serving import listen
-from superres.web.content import NAMES, label_of
+from superres.web.content import FIRST, NAMES, label_of
 from superres.web.decoding import FRAME_SECONDS, VisitorDecoding
 from superres.web.files import temporary_files
 from superres.web.serving import configure
 
 HTTP = httpx.Client(timeout=300)
 ROOT = Path(__file__).parents[2]
-FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-LABELS = [label_of(name) for name in NAMES]
+_FILES = dict(zip(NAMES, sorted((ROOT / "scripts" / "faces").glob("*.png")), strict=True))
+_NAMES = sorted(NAMES, key=lambda name: name != FIRST)
+FACES = [_FILES[name] for name in _NAMES]
+"""The drawn examples, in the order of the page."""
+LABELS = [label_of(name) for name in _NAMES]
 """The page's buttons of FACES."""
 FILE = {"_type": "gradio.FileData"}
 """What marks a file in a request."""
