@@ -52,8 +52,8 @@ def introduction(task: FaceTask) -> tuple[str, str]:
 
 
 def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:
-    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, of which
-    `FIRST` is the first one, and photographs.
+    """Return the examples by name, uint8 [H, W, 3]: drawn faces that are large enough, and
+    photographs.
 
     `folder` has their files in scripts/faces and scripts/photos.
     """

@@ -26,9 +26,10 @@ from superres.pictures.read import Pixels, read_image
 from superres.pipeline.upscaler import Upscaler
 from superres.tasks.faces import CHANNELS, INTENSITIES
 from superres.web import controls
+from superres.web.content import text_of
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding
-from superres.web.draft_view import MOST_EPSILON, draft_view, text_of
+from superres.web.draft_view import MOST_EPSILON, draft_view
 from superres.web.paint import MOST_INSIDE, answer, pixels_of
 from superres.web.turns import StoppedError
 
@@ -60,6 +61,7 @@ def is_offered(upscaler: Upscaler) -> bool:
 
 
 def first_stage(upscaler: Upscaler) -> Upscaler:
+    """Return the stages up to the first one."""
     task = upscaler.face_task
     return upscaler.at_size((*task.between, task.target)[0])
 
@@ -109,6 +111,7 @@ def played(decoding: VisitorDecoding, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def view_of(found: Drafted) -> dict[str, Any]:
+    """Return what the page's script is told of a draft."""
     return {"tokens": text_of(np.array(found.tokens, np.uint8)), "accepted": found.accepted,
             "pending": found.pending, "seconds": found.seconds}
 

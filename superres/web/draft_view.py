@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from superres.pictures.read import Pixels
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.web import drawing
-from superres.web.content import ICON_SIZE, label_of
+from superres.web.content import ICON_SIZE, label_of, text_of
 
 TAB = "You are the drafter"
 SENTENCES = Path(__file__).with_name("static") / "sentences.json"
@@ -40,8 +39,3 @@ def faces_of(examples: Mapping[str, Pixels], task: FaceTask) -> list[dict[str, s
                 ICON_SIZE // task.source or 1, 1), None)
             faces.append({"name": label_of(name), "x": text_of(cells), "icon": icon})
     return faces
-
-
-def text_of(values: Pixels) -> str:
-    """Return numbers as the page writes them in links; see `superres.web.paint.pixels_of`."""
-    return base64.urlsafe_b64encode(values.tobytes()).decode("ascii").rstrip("=")

@@ -10,7 +10,6 @@ from superres.pictures.read import Pixels
 from superres.web import controls
 from superres.web.content import text_of
 from superres.web.decoding import VisitorDecoding
-from superres.web.faces import text_of
 from superres.web.paint import Latest, finished, pixels_of
 
 LATEST = Latest()

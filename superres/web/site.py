@@ -144,7 +144,8 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
-        view=escape(json.dumps(view)), game=escape(json.dumps(game)), tab=TAB, xmp=escape(marked().decode()),
+        view=escape(json.dumps(view)), game=escape(json.dumps(game)), tab=TAB,
+        xmp=escape(marked().decode()),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))

@@ -17,17 +17,16 @@ from skimage import data
 
 import superres
 from superres.cli.main import run
-from superres.evaluation.recording import stages_of
 from superres.pictures.mark import DRAWN
 from superres.pictures.read import Picture, read_image
 from superres.pictures.write import XMP_KEYWORD, encode_png
-from superres.pipeline.browser_export import exact_block
 from superres.system.output import short_digest
 from superres.tasks.crops import Crop
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.photos import choose_crops
 from superres.web.content import OTHERS, TEMPERATURE
 from superres.web.paint import pixels_of
+from superres.web.site import BLOCK
 from tests.journeys.helpers import (
     PATIENCE,
     WATCH_ANSWERS,
@@ -40,6 +39,7 @@ from tests.journeys.helpers import (
     is_failure,
     other_faces,
     painted,
+    until,
     upload,
 )
 from tests.web.helpers import FACES, encoded, huge_png
@@ -93,11 +93,11 @@ def address(page):
     return fragment["x"][0], fragment["d"][0]
 
 
-def drawn_in_python(upscaler, x, sample=1, block=0, **changes):
+def drawn_in_python(upscaler, x, sample=1, block=BLOCK, **changes):
     """Return the number of steps of each stage, and the digest."""
     source, steps = pixels_of(x, upscaler.face_task), list[int]()
-    for number, stage in enumerate(stages_of(upscaler)):
-        options = {"adaptive": False, "block_size": block or exact_block(stage), **changes}
+    for number in range(upscaler.stages):
+        options = {"adaptive": False, "block_size": block, **changes}
         result = upscaler.decode(source[None], upscaler.default.changed(options),
                                  keys=[image_key(source, sample)])
         steps.append(result.stages[number].traces[0].iterations)
@@ -109,7 +109,7 @@ def start_after_failures(page, folder):
     example = read_image(FACES[0])[0, 0].tobytes().hex()
     page.locator(f".sr-cells [aria-label='row 1, column 1: #{example}']").wait_for()
     first = page.inner_text("main")
-    assert re.search(r"download of \d\.\d MB, once", first)
+    assert re.search(r"Paint: downloads \d\.\d MB, once", first)
     assert "non-commercial research" in first
     assert "never use it to identify anyone" in first
     check_wcag(page, "before the start")
@@ -158,8 +158,7 @@ def race_compare_and_step(page, upscaler, x, steps):
     assert page.locator("superres-stepper .sr-scrubber").evaluate_all(
         "all => all.map(({max}) => Number(max))") == steps
     page.get_by_text("15,360 steps: done").wait_for()
-    blocks = sum(drawn_in_python(upscaler, x, block=4)[0])
-    page.get_by_text(f"{blocks:,} steps: the same picture").wait_for()
+    page.get_by_text(f"{sum(steps):,} steps: the same picture").wait_for()
     page.locator("superres-viewer .sr-choice").nth(OTHERS).click()
     assert page.locator(".sr-right").inner_text() == f"Person {OTHERS}"
     assert page.get_by_text("As the model drew it").count() == 0  # this page finishes no faces
@@ -195,7 +194,7 @@ def paint_on_while_a_face_is_drawn(page):
 
 
 def open_links_without_a_network(page, upscaler):
-    page.get_by_text("and the page works offline").wait_for()
+    until(page, "navigator.serviceWorker.controller")
     before = address(page)
     page.context.set_offline(True)
     page.reload()

@@ -61,7 +61,7 @@ def test_a_visitor_and_the_pixel_on_the_left_draft_as_the_decoder_does(decoding)
     {"c": "\u00e9"}, {"c": [1]}, {"c": None}, {"x": "A"}, {"x": None}, {"c": "____" * 200},
 ], ids=str)
 def test_a_question_of_another_kind_is_refused_in_words(decoding, changes):
-    with pytest.raises(SuperresError, match="must be|at least|at most|from|begin|load the page"):
+    with pytest.raises(SuperresError, match=r"must be|at least|at most|from|begin|load the page"):
         ask(decoding, **changes)
 
 

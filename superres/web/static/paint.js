@@ -101,9 +101,9 @@
       const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.reseeds);
       this.body = make("div", {class: "sr-paint"}, left, right, more);
       this.append(this.body);
-      document.getElementById("first")?.remove();  // what the server's page shows before (superres/web/head.py)
       this.listen();
       this.load();
+      this.replaceOpening();
     }
 
     disconnectedCallback() {
@@ -141,6 +141,13 @@
         else this.enable();
       }
       ask("ready");
+    }
+
+    // Take the place of what the server's page shows before (superres/web/opening.py); the bars fill on from where they are.
+    replaceOpening() {
+      const opening = document.getElementById("first"), played = opening?.getAnimations({subtree: true})[0]?.currentTime;
+      this.bars.style.setProperty("--played", `${-(played ?? 0)}ms`);
+      opening?.remove();
     }
 
     // Show the faces that came with the page.
@@ -630,6 +637,7 @@
     compare(face) {
       const {uri, steps, tokens} = face, ratio = tokens / steps;
       if (this.compared === face) return;
+      if (this.compared) this.bars.style.removeProperty("--played");
       this.compared = face;
       const bar = (name, count) => make("div", {style: `--share: ${count / tokens}`}, make("img", {src: uri, alt: ""}), make("span", {}, name),
         make("b", {}, `${count.toLocaleString("en")} steps`), make("i"));
