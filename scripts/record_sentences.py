@@ -38,7 +38,6 @@ def recorded(translator: Translator) -> dict[str, Any]:
             [trace] = line.traces
             *pieces, _ = translator.codec.surfaces(trace.sequence.tolist())
             accepted[str(size)] = trace.accepted
-        assert "".join(pieces).strip() == line.text
         sentences.append({"source": source, "pieces": pieces, "accepted": accepted})
     return {"languages": list(translator.languages), "heads": heads, "sentences": sentences}
 

@@ -108,8 +108,8 @@ def warm_up(decoding: VisitorDecoding) -> None:
     from superres.web.faces import PEOPLE, first_view, sampled
 
     upscaler, source = decoding.upscaler, pictured(decoding.upscaler.face_task)
-    decoding.warm_up(source)
-    decoding.first = first_view(upscaler, decoding.example, decoding.draw(
+    likeliest = decoding.warm_up(source)
+    decoding.first = first_view(upscaler, likeliest, decoding.draw(
         "warm-up, others", source, sampled(upscaler.default), PEOPLE))
 
 

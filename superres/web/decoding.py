@@ -66,10 +66,11 @@ class VisitorDecoding:
     def __post_init__(self) -> None:
         self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="decoding"), Turns(1)
 
-    def warm_up(self, source: Pixels | None = None) -> None:
-        """Draw a face, so that the first visitor does not wait for one-time preparations.
+    def warm_up(self, source: Pixels | None = None) -> Upscaled:
+        """Draw a face, so that the first visitor does not wait for one-time preparations; return
+        its result.
 
-        The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
+        That for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
         the page shows first. Then `first` can have the faces of the box, see
         `superres.web.faces.first_view`.
         """
@@ -77,6 +78,7 @@ class VisitorDecoding:
                         np.uint8) if source is None else source
         (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
         self.example = None if source is None else frames[""]
+        return frames[""]
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further
