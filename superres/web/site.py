@@ -49,6 +49,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
               if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
         write_result(folder / path.name, path.read_bytes())
+    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_result(folder / "faces.css", face_styles(task.target).encode())
     view = box_view(task, stages, examples, ["card"])
     prepare_folder(folder / "examples")
@@ -58,7 +59,6 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
         write_result(folder / shown["file"], encode_png(Picture(part), None))
     names = [path.name for path in shared]
     write_result(folder / "index.html", html_of(folder, task, checkpoint, view, names).encode())
-    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_worker(folder)
 
 
