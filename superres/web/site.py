@@ -38,18 +38,17 @@ STATIC, SITE = (Path(__file__).with_name(name) for name in ("static", "site"))
 
 def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
                examples: Mapping[str, Pixels]) -> None:
-    """Write the page into `folder`, which has the engine's files: superres.js, `ENGINE`,
-    and those for other pages.
+    """Write the page into `folder`, which has the engine's files: superres.js and `ENGINE`.
 
     `examples` are those of `superres.web.content.examples_of`, uint8 [H, W, 3]; their files are
     lossless, so their inputs are those of the server's page. `checkpoint` is the folder of the
     weights.
     """
+    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css")
               if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
         write_result(folder / path.name, path.read_bytes())
-    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_result(folder / "faces.css", face_styles(task.target).encode())
     view = box_view(task, stages, examples, ["card"])
     prepare_folder(folder / "examples")
@@ -60,23 +59,6 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
     names = [path.name for path in shared]
     write_result(folder / "index.html", html_of(folder, task, checkpoint, view, names).encode())
     write_worker(folder)
-
-
-def card_of(task: FaceTask, checkpoint: Path) -> str:
-    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
-    (headline, _), names = introduction(task), licence_of(checkpoint)
-    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
-    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
-        title=json.dumps(headline), headline=headline, licence=licence,
-        notice=notice_of(checkpoint))
-
-
-def licence_of(checkpoint: Path) -> dict[str, str]:
-    """Return what the model card in a folder of weights says of their licence: "license",
-    "license_name"."""
-    card = checkpoint / "README.md"
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
@@ -125,6 +107,23 @@ def notice_of(checkpoint: Path) -> str:
                or "unknown; ask whoever trained them")
     return (f"The weights ({checkpoint.resolve().name}): "
             f"{LICENCES.get(licence, f'licence {licence}')}.")
+
+
+def card_of(task: FaceTask, checkpoint: Path) -> str:
+    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
+    (headline, _), names = introduction(task), licence_of(checkpoint)
+    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
+    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
+        title=json.dumps(headline), headline=headline, licence=licence,
+        notice=notice_of(checkpoint))
+
+
+def licence_of(checkpoint: Path) -> dict[str, str]:
+    """Return what the model card in a folder of weights says of their licence: "license",
+    "license_name"."""
+    card = checkpoint / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
 
 
 def write_worker(folder: Path) -> None:
