@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -42,6 +43,11 @@ BESIDE = """<!doctype html><html lang="en"><title>A face</title>
 """
 NODE = """import * as engine from "superres"; import * as element from "superres/element.js";
 console.log(JSON.stringify([engine.VERSION, Object.keys(element)]))"""
+INFO = """async () => {
+    const {engineOf} = await import("./node_modules/superres/element.js");
+    return Object.keys((await engineOf("faces/")).info);
+}"""
+"""Returns what an engine says of itself."""
 MOST_BYTES = 30_000
 """Size of the tarball."""
 NOTE = "Drawn by a model: invented detail, not a likeness; never use it to identify anyone."
@@ -211,6 +217,9 @@ def draw_by_text_and_property(page, upscaler, source):
         assert {*heard[:-1]} == {"progress"}
         assert heard[-1] == "drawn"
     assert sum("weights.bin" in one for one in page.asked) == 1
+    (declared,) = re.findall(r"interface Info \{(.*?)^\}", (SCRIPTS / "superres.d.ts").read_text(
+        "utf-8"), re.DOTALL | re.MULTILINE)
+    assert set(page.evaluate(INFO)) == set(re.findall(r"^  (\w+):", declared, re.MULTILINE))
 
 
 def name_what_is_wrong(page, site):
