@@ -59,6 +59,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
     prediction heads of the first stage, `checkpoint` the folder of the weights, and `first` the
     value of `first_faces`.
     """
+    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     shared = [path for name in ELEMENTS for path in (STATIC / f"{name}.js", STATIC / f"{name}.css")
               if path.is_file()]
     for path in (*shared, SITE / "site.css", *(SITE / name for name in SCRIPTS)):
@@ -74,25 +75,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
     names, game = [path.name for path in shared], draft_view(task, heads, examples)
     write_result(folder / "index.html",
                  html_of(folder, task, checkpoint, view, game, names).encode())
-    write_result(folder / "README.md", card_of(task, checkpoint).encode())
     write_worker(folder)
-
-
-def card_of(task: FaceTask, checkpoint: Path) -> str:
-    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
-    (headline, _), names = introduction(task), licence_of(checkpoint)
-    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
-    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
-        title=json.dumps(headline), headline=headline, licence=licence,
-        notice=notice_of(checkpoint))
-
-
-def licence_of(checkpoint: Path) -> dict[str, str]:
-    """Return what the model card in a folder of weights says of their licence: "license",
-    "license_name"."""
-    card = checkpoint / "README.md"
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
 
 
 def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
@@ -158,6 +141,23 @@ def notice_of(checkpoint: Path) -> str:
                or "unknown; ask whoever trained them")
     return (f"The weights ({checkpoint.resolve().name}): "
             f"{LICENCES.get(licence, f'licence {licence}')}.")
+
+
+def card_of(task: FaceTask, checkpoint: Path) -> str:
+    """Return README.md of the folder, whose head is that of a Space of Hugging Face."""
+    (headline, _), names = introduction(task), licence_of(checkpoint)
+    licence = "\n".join(f"{key}: {name}" for key, name in names.items()) or "license: unknown"
+    return Template((SITE / "README.md").read_text(encoding="utf-8")).substitute(
+        title=json.dumps(headline), headline=headline, licence=licence,
+        notice=notice_of(checkpoint))
+
+
+def licence_of(checkpoint: Path) -> dict[str, str]:
+    """Return what the model card in a folder of weights says of their licence: "license",
+    "license_name"."""
+    card = checkpoint / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    return dict(re.findall(r"^(license|license_name): (.*\S)", text, re.MULTILINE))
 
 
 def write_worker(folder: Path) -> None:

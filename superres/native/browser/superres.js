@@ -61,17 +61,6 @@ const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperatur
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
 
-/**
- * @typedef {object} Info - what is loaded
- * @property {string} checkpoint
- * @property {string} revision
- * @property {string} digest - SHA-256 of the weights
- * @property {string} variant - the module of WebAssembly that this browser runs
- * @property {number} bytes - size of what was loaded
- * @property {{source: number, target: number, blockSize: number}[]} stages - sides in pixels, and the largest number of tokens proposed per step
- * @property {string} mark - XMP packet of pictures that a model drew, for `marked`
- */
-
 /** The engine without a Worker. */
 class Core {
   constructor(about, stages, variant, bytes) {
@@ -439,13 +428,7 @@ function chunk(name, data) {
   return bytes;
 }
 
-/**
- * Return a picture that a model drew, a PNG file in a data URI, with the mark that says so, and how it was made.
- * @param {string} uri - what `canvas.toDataURL()` returns
- * @param {string} mark - an XMP packet: that of `Info`
- * @param {object} record
- * @returns {string}
- */
+/** Return a PNG file in a data URI with the mark that a model drew it, an XMP packet as `info.mark`, and how it was made. */
 export function marked(uri, mark, record) {
   const bytes = Uint8Array.from(atob(uri.split(",")[1]), letter => letter.charCodeAt(0)), encode = text => new TextEncoder().encode(text);
   const parts = [bytes.subarray(0, HEADER), chunk("tEXt", encode("Software\0superres")),
