@@ -3,6 +3,7 @@ draws in Python. Its paint box is that of `test_painter.py`."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
 import os
@@ -22,6 +23,7 @@ from superres.pictures.read import Picture, read_image
 from superres.pictures.write import XMP_KEYWORD, encode_png
 from superres.system.output import short_digest
 from superres.tasks.crops import Crop
+from superres.tasks.face_finder import find_faces
 from superres.tasks.faces import FaceTask, area_reduce, image_key
 from superres.tasks.photos import choose_crops
 from superres.web.content import OTHERS, TEMPERATURE
@@ -232,6 +234,64 @@ def reduce_as_in_training(page, rng):
             assert short_digest(bytes(pixels)) == short_digest(expected.tobytes())
 
 
+def scenes():
+    """Photos: a large one of a face that is turned and off-centre, one of two faces, and one of
+    none."""
+    person, scene = Image.fromarray(data.astronaut()), Image.fromarray(data.coffee())
+    one, two = scene.resize((2500, 1700)), scene.resize((900, 500))
+    turned = person.resize((1200, 1200)).convert("RGBA").rotate(-14, Image.Resampling.BICUBIC)
+    one.paste(turned, (1200, 350), turned)
+    two.paste(person.resize((450, 450)), (20, 30))
+    two.paste(person.resize((380, 380)), (500, 60))
+    return [np.asarray(image) for image in (one, two, scene)]
+
+
+def find_the_faces_that_python_finds(page, photos):
+    """Find them to the pixel, and see a face in what the model draws of one alone."""
+    found = page.evaluate("""async photos => {
+        const {findFaces} = await import("./finder.js"), found = [];
+        for (const content of photos) {
+            const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+            found.push(await findFaces(await createImageBitmap(new Blob([bytes]))));
+        }
+        return found.map(faces => faces.map(({x, y, side, turn, doubt}) =>
+            [x, y, side, turn, doubt]));
+    }""", [base64.b64encode(encode_png(Picture(photo), None)).decode() for photo in photos])
+    assert [len(faces) for faces in found] == [1, 2, 0]
+    for faces, photo in zip(found, photos, strict=True):
+        np.testing.assert_allclose(np.reshape(faces, (-1, 5)), find_faces(photo), atol=1e-6)
+    is_face = """async () => {
+        const image = document.querySelector("img.sr-drawn");
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        return (await import("./finder.js")).hasFace(canvas);
+    }"""
+    assert page.evaluate(is_face) is True
+    page.get_by_role("button", name="Smiley", exact=True).click()
+    page.wait_for_url("**#x=*&d=*")
+    drawn(page)
+    assert page.evaluate(is_face) is False
+
+
+def choose_one_of_two_faces(page, photo, folder):
+    """Choose by the keyboard, and again after the box has had its pixels."""
+    Image.fromarray(photo).save(folder / "two.png")
+    upload(page, folder / "two.png")
+    page.get_by_text("Which face? 2 were found.").wait_for()
+    check_wcag(page, "two faces")
+    check_fits(page, 390)
+    for number, crop in enumerate(choose_crops(photo, TASK), 1):
+        if number > 1:
+            page.get_by_role("button", name="Move the frame").press("Enter")
+        page.get_by_role("button", name=f"Found face {number}").press("Enter")
+        page.locator(".sr-crop").press("Enter")
+        cells = area_reduce(crop.take(photo), 8, 8)
+        until(page, f"document.querySelector('.sr-cells [role=gridcell]').ariaLabel.endsWith("
+              f"'#{cells[0, 0].tobytes().hex()}')")
+        np.testing.assert_array_equal(painted(page), cells)
+
+
 def crop_a_photo(page, folder):
     photo = data.astronaut()
     Image.fromarray(photo).save(folder / "photo.png")
@@ -279,4 +339,8 @@ def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page,
     paint_on_while_a_face_is_drawn(page)
     open_links_without_a_network(page, upscaler)
     reduce_as_in_training(page, rng)
+    photos = scenes()
+    choose_one_of_two_faces(page, photos[1], tmp_path)
+    drawn(page)
+    find_the_faces_that_python_finds(page, photos)
     crop_a_photo(page, tmp_path)

@@ -182,8 +182,8 @@ degrees; a double click makes it upright.`;
         ...isSeveral ? [make("p", {role: "status"}, make("b", {}, "Which face? "), `${crops.length} were found. The model draws one.`)] : [],
         ...isSeveral ? [make("div", {class: "sr-buttons sr-which"}, ...this.buttons)] : [],
         make("div", {class: "sr-sees"}, this.seen, make("p", {}, `These ${least}x${least} pixels are all that the model sees.`)),
-        make("div", {class: "sr-buttons"}, this.button("Use this face", () => this.accept(), {class: "sr-use"}), this.button("Another photo", superres.photo.choose), this.button("Back", () => this.back())),
-        make("div", {class: "sr-buttons"}, ...isSeveral ? [] : this.buttons, this.upright), this.where, this.question, ...hint ? [make("p", {class: "sr-hint"}, hint)] : [],
+        make("div", {class: "sr-buttons"}, this.button("Use this face", () => this.accept(), {class: "sr-use"}), this.button("Back", () => this.back())),
+        make("div", {class: "sr-buttons"}, ...isSeveral ? [] : this.buttons, this.upright, this.button("Another photo", superres.photo.choose)), this.where, this.question, ...hint ? [make("p", {class: "sr-hint"}, hint)] : [],
         make("details", {}, make("summary", {}, "Crop in numbers"),
           make("div", {class: "sr-numbers"}, ...this.numbers.map((input, at) => make("label", {}, make("span", {}, FIELDS[at]), input))),
           make("p", {class: "sr-hint", id: "sr-crop-keys"}, KEYS)));
