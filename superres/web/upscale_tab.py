@@ -180,14 +180,14 @@ def results_html(
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
     whose = " The details below are of the face as the model drew it." if asks else ""
+    steps = drawing.fold("Step through it", per_stage(result, faces_stepper))
     folds = {
-        "Step through it": per_stage(result, faces_stepper),
         "Where one can rely on it": drawing.reliability(result, names_of(result)[0]),
         "Where blocks were accepted": per_stage(result, blocks_html),
         "The same on the command line": command_html(upscaler, subject, options, result)}
     viewer, sheet = viewer_html(stage, subject, options, result, asks)
     return (f'{viewer}<div class="sr-details">{frames_html(frames) if len(frames) > 1 else ""}'
-            f'<p class="sr-hint">{summary_of(result)}{whose}</p>{sheet}'
+            f'<p class="sr-hint">{summary_of(result)}{whose}</p>{sheet}{steps}'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
             f'{"".join(drawing.fold(name, content) for name, content in folds.items())}</div>')
 
