@@ -120,8 +120,9 @@ class Visit:
         wait(lambda: set(page.locator(shown).evaluate_all(
             "all => all.map(one => getComputedStyle(one).filter.includes('grayscale'))"))
             <= {state not in ("running", "fresh")})
-        assert (state == "failed") == (self.bar.locator("[role=status]").inner_text() == "")
-        if state not in ("fresh", "failed"):
+        if state == "failed":
+            wait(lambda: self.bar.locator("[role=status]").inner_text() == "")  # said above
+        elif state != "fresh":
             self.says({"waiting": "Waiting: 1 is before you", "running": self.tab.verb,
                        **WORDS}[state])
         is_busy = state in ("waiting", "running", "stopping")
@@ -154,11 +155,10 @@ class Visit:
         self.frames.hold()
         wait(lambda: not self.demo.decoding._turns._inside + self.demo.decoding._turns._waiting, 30)
         self.hold()
-        self.has_turn, self.begun = False, self.begun + 1
+        self.begun += 1
         self.page.click(f"#run{self.tab.suffix}")
 
     def turn(self):
-        self.has_turn = True
         self.held.close()
         self.frames.release()
 
