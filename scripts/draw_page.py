@@ -133,9 +133,8 @@ def draw_faces(page: Page, output: Path) -> None:
     page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
     decode_face(page, "#run")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
-    page.locator("#results summary", has_text="Step through it").click()
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
-    page.locator("#results summary", has_text="Step through it").click()
+    page.locator("#results summary", has_text="Step through it").click()  # folded from now on
     decode(page, "#draw")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
     page.set_viewport_size({"width": 1280, "height": 1100})

@@ -86,12 +86,12 @@ def seen(page):
     """Return the large pictures as the screen shows them, uint8 [H, W, 3], without their names."""
     frame = page.locator(".sr-split")
     frame.evaluate("""frame => {
-        frame.querySelectorAll(".sr-name").forEach(name => name.hidden = true);
+        frame.querySelectorAll(".sr-name").forEach(name => name.style.visibility = "hidden");
         return Promise.all([...frame.querySelectorAll("img")].map(image => image.decode()));
     }""")
     screen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
-    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach(name => name.hidden = "
-                   "false)")
+    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach("
+                   "name => name.style.visibility = '')")
     # may begin within a pixel of the screen; pictures begin with a whole one
     box = frame.bounding_box()
     left, top = (round(box[name] % 1) for name in "xy")

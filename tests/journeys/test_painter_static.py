@@ -114,6 +114,8 @@ def start_after_failures(page, folder):
     assert re.search(r"Paint: downloads \d\.\d MB, once", first)
     assert "non-commercial research" in first
     assert "never use it to identify anyone" in first
+    assert page.locator("#more button:disabled").all_inner_texts() == [
+        "Show the steps", "Race", "Compare"]
     check_wcag(page, "before the start")
     assert not any("weights.bin" in one or ".wasm" in one for one in page.asked)
     weights = folder / "weights.bin"
@@ -153,9 +155,8 @@ def finish_bit_by_bit(page, upscaler, x):
 
 
 def race_compare_and_step(page, upscaler, x, steps):
-    for name in ("Compare it", "Race:", "Step through"):
-        page.locator("summary").filter(has_text=name).click()
-    page.get_by_role("button", name="Start the race").click()
+    for name in ("Show the steps", "Race", "Compare"):
+        page.get_by_role("button", name=name, exact=True).click()
     page.wait_for_selector("superres-race")
     assert page.locator("superres-stepper .sr-scrubber").evaluate_all(
         "all => all.map(({max}) => Number(max))") == steps

@@ -46,7 +46,6 @@ async function begin() {
     }});
     words.textContent = `${LOADED}${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}.`;
     if (navigator.serviceWorker?.controller) fetch(new URL("finder.bin", BASE)).catch(() => {});  // it is kept, too
-    element("more").hidden = false;
     tell("missing", "");
     if (waiting) learn(waiting);
     tell("asking");  // the box asks again
@@ -302,7 +301,8 @@ let shown;
 function show(x, face, samples = []) {
   const isNew = shown?.face !== face;
   shown = {x, face, samples, truth: painted ? undefined : truth};
-  for (const part of document.querySelectorAll(`#more details${isNew ? "" : "#compare"}[open]`)) fill(part);
+  for (const opener of openers) opener.disabled = false;
+  for (const part of document.querySelectorAll(`#more > ${isNew ? "div" : "#compare"}:not([hidden])`)) fill(part);
 }
 
 const PARTS = {
@@ -326,13 +326,25 @@ const PARTS = {
 };
 
 function fill(part) {
-  if (shown && !(part.id === "race" && jobs.has("race"))) part.lastElementChild.replaceChildren(...PARTS[part.id](shown));
+  if (shown && !(part.id === "race" && jobs.has("race"))) part.replaceChildren(...PARTS[part.id](shown));
 }
-for (const part of document.querySelectorAll("#more details")) part.addEventListener("toggle", () => { if (part.open) fill(part); });
+
+// Open a part by one click: a race begins at once.
+const openers = document.querySelectorAll("#more > .parts > button");
+for (const opener of openers) {
+  const part = element(opener.getAttribute("aria-controls"));
+  opener.addEventListener("click", () => {
+    part.hidden = !part.hidden;
+    opener.ariaExpanded = String(!part.hidden);
+    if (part.hidden) return;
+    fill(part);
+    if (part.id === "race" && !jobs.has("race")) race();
+  });
+}
 
 // Draw a face with one pixel value per step and in blocks at the same time, in a Worker each, and replay both.
 async function race() {
-  const place = element("race").lastElementChild, {x} = shown;
+  const place = element("race"), {x} = shown;
   if (x !== current) return place.replaceChildren(make("p", {role: "status"}, "The pixels are new. Race when their face is there."), button("Start the race", race));
   const signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
   place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
