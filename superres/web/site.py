@@ -28,6 +28,8 @@ from superres.web.faces import PEOPLE, first_view, sampled
 
 ELEMENTS = "base", "photo", "edits", "emoji", "paint", "crop", "race", "stepper", "viewer"
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
+LATER = "race", "stepper", "viewer"
+"""Those of them that the page loads with the engine: what they show, the engine draws."""
 SCRIPTS = "site.js", "pictures.js", "photos.js"
 """Modules of the page; superres.js, the engine, is another one."""
 ENGINE = "weights.bin", "superres-wasm32.wasm", "superres-wasm32-relaxed.wasm"
@@ -108,6 +110,8 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     headline, text = introduction(task)
     weights, *modules = (folder / name for name in ENGINE)
     size = weights.stat().st_size + max(path.stat().st_size for path in modules)
+    later = [name for name in shared if Path(name).stem in LATER]
+    shared = [name for name in shared if name not in later]
     styles = [name for name in shared if name.endswith(".css")]
     links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css",
                                                                    *styles)]
@@ -116,6 +120,7 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
         view=escape(json.dumps(view)), xmp=escape(marked().decode()),
+        later=" ".join(later),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))

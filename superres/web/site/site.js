@@ -30,6 +30,13 @@ async function start() {
   return loading;
 }
 
+// Load the elements that show what the engine draws.
+function loadLater() {
+  for (const name of document.body.dataset.later.split(" ").filter(Boolean)) {
+    document.head.append(name.endsWith(".js") ? make("script", {src: name}) : make("link", {rel: "stylesheet", href: name}));
+  }
+}
+
 async function begin() {
   const bar = element("loading"), words = element("told");
   element("start").hidden = true;
@@ -44,6 +51,7 @@ async function begin() {
       words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
     }});
     words.textContent = `${LOADED}${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}.`;
+    loadLater();
     element("more").hidden = false;
     tell("missing", "");
     if (waiting) learn(waiting);
