@@ -109,8 +109,9 @@ def warm_up(decoding: VisitorDecoding) -> None:
 
     upscaler, source = decoding.upscaler, pictured(decoding.upscaler.face_task)
     decoding.warm_up(source)
-    decoding.first = first_view(upscaler, decoding.example, decoding.draw(
-        "warm-up, others", source, sampled(upscaler.default), PEOPLE))
+    others = decoding.draw("warm-up, others", source, sampled(upscaler.default), PEOPLE)
+    if decoding.example is not None:
+        decoding.first = first_view(upscaler, upscaler.default, decoding.example, others)
 
 
 def load_translator(checkpoint: str | None, device: str,

@@ -3,7 +3,6 @@ serves its folder."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -71,8 +70,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, checkpoint: Path,
 def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
     """Return the faces of an example with which the page begins, as the engine in the browser
     draws them: `BLOCK` values per step."""
-    upscaler = copy.copy(upscaler)
-    upscaler.default = upscaler.default.changed({"block_size": BLOCK, "adaptive": False})
+    chosen = upscaler.default.changed({"block_size": BLOCK, "adaptive": False})
     task = upscaler.face_task
     source = input_of(image, choose_crops(image, task)[0], task)
 
@@ -80,8 +78,7 @@ def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
         keys = [image_key(source, number) for number in numbers]
         return upscaler.decode(source[None].repeat(len(keys), axis=0), options, keys=keys)
 
-    return first_view(upscaler, draw(upscaler.default, [1]),
-                      draw(sampled(upscaler.default), PEOPLE))
+    return first_view(upscaler, chosen, draw(chosen, [1]), draw(sampled(chosen), PEOPLE))
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:

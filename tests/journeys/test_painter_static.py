@@ -110,7 +110,6 @@ def see_the_first_face(page, upscaler, folder, saved):
     names = [urlsplit(one).path.strip("/") for one in asked if one.startswith("http")]
     assert 1 + len(names) <= MOST_REQUESTS
     assert sum((folder / name).stat().st_size for name in ["index.html", *names]) <= MOST_BYTES
-    print(1 + len(names), sum((folder / name).stat().st_size for name in ["index.html", *names]))
     x = page.evaluate("JSON.parse(document.querySelector('superres-paint').dataset.view).first.x")
     np.testing.assert_array_equal(pixels_of(x, upscaler.face_task), source)
     steps, digest = drawn_in_python(upscaler, x)
