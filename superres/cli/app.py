@@ -109,8 +109,8 @@ def warm_up(decoding: VisitorDecoding) -> None:
 
     upscaler, source = decoding.upscaler, pictured(decoding.upscaler.face_task)
     likeliest = decoding.warm_up(source)
-    decoding.first = first_view(upscaler, likeliest, decoding.draw(
-        "warm-up, others", source, sampled(upscaler.default), PEOPLE))
+    others = decoding.draw("warm-up, others", source, sampled(upscaler.default), PEOPLE)
+    decoding.first = first_view(upscaler, upscaler.default, likeliest, others)
 
 
 def load_translator(checkpoint: str | None, device: str,

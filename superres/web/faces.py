@@ -18,10 +18,10 @@ PEOPLE = range(1, OTHERS + 1)
 """The numbers of the samples that the page shows."""
 
 
-def first_view(upscaler: Upscaler, likeliest: Upscaled, others: Upscaled) -> dict[str, Any]:
+def first_view(upscaler: Upscaler, options: DecodeConfig, likeliest: Upscaled,
+               others: Upscaled) -> dict[str, Any]:
     """Return the pixels and faces with which the page begins: the likeliest face of an input and
-    the samples `PEOPLE`, drawn with the default settings and those of `sampled`."""
-    options = upscaler.default
+    the samples `PEOPLE`, drawn with greedy `options` and with those of `sampled`."""
     drawn = (options, likeliest, [1]), (sampled(options), others, PEOPLE)
     return {"x": text_of(cast(Pixels, likeliest.sources)[0]),
             "faces": [face for settings, result, numbers in drawn for face in

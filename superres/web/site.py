@@ -3,7 +3,6 @@ serves its folder."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -31,6 +30,8 @@ from superres.web.finder_file import finder_file
 ELEMENTS = ("base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer",
             "draft")
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
+LATER = "race", "stepper", "viewer"
+"""Those of them that the page loads with the engine: what they show, the engine draws."""
 SCRIPTS = "site.js", "pictures.js", "photos.js", "finder.js"
 """Modules of the page; superres.js, the engine, is another one."""
 FINDER = "finder.bin"
@@ -81,8 +82,7 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
 def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
     """Return the faces of an example with which the page begins, as the engine in the browser
     draws them: `BLOCK` values per step."""
-    upscaler = copy.copy(upscaler)
-    upscaler.default = upscaler.default.changed({"block_size": BLOCK, "adaptive": False})
+    chosen = upscaler.default.changed({"block_size": BLOCK, "adaptive": False})
     task = upscaler.face_task
     source = input_of(image, choose_crops(image, task)[0], task)
 
@@ -90,8 +90,7 @@ def first_faces(upscaler: Upscaler, image: Pixels) -> dict[str, Any]:
         keys = [image_key(source, number) for number in numbers]
         return upscaler.decode(source[None].repeat(len(keys), axis=0), options, keys=keys)
 
-    return first_view(upscaler, draw(upscaler.default, [1]),
-                      draw(sampled(upscaler.default), PEOPLE))
+    return first_view(upscaler, chosen, draw(chosen, [1]), draw(sampled(chosen), PEOPLE))
 
 
 def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
@@ -120,6 +119,8 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     headline, text = introduction(task)
     weights, *modules = (folder / name for name in ENGINE)
     size = weights.stat().st_size + max(path.stat().st_size for path in modules)
+    later = [name for name in shared if Path(name).stem in LATER]
+    shared = [name for name in shared if name not in later]
     styles = [name for name in shared if name.endswith(".css")]
     links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css",
                                                                    *styles)]
@@ -129,6 +130,7 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
         view=escape(json.dumps(view)), game=escape(json.dumps(game)), tab=TAB,
         xmp=escape(marked().decode()),
+        later=" ".join(later),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),
         limits="".join(f"<p>{escape(part)}</p>" for part in LIMITS.split("\n\n")),
         links="\n".join([*links, '<script type="module" src="site.js"></script>']))

@@ -51,6 +51,10 @@ SQUARES = [(0, 0, 64, 0), (7, 3, 90, 0), (20, 1, 71, 0), (3, 50, 8, 0), (-9, 20,
 TASK = FaceTask(8, 64)
 
 
+MOST_REQUESTS, MOST_BYTES = 25, 200_000
+"""Before the first face is on the screen."""
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -104,6 +108,44 @@ def drawn_in_python(upscaler, x, sample=1, block=BLOCK, **changes):
                                  keys=[image_key(source, sample)])
         steps.append(result.stages[number].traces[0].iterations)
     return steps, short_digest(result.images[0].tobytes())
+
+
+def see_the_first_face(page, upscaler, folder, saved):
+    """The first example's faces are in the page, before any download."""
+    face, source = drawn(page), read_image(FACES[0])
+    asked = page.evaluate("performance.getEntriesByType('resource').map(({name}) => name)")
+    names = [urlsplit(one).path.strip("/") for one in asked if one.startswith("http")]
+    assert 1 + len(names) <= MOST_REQUESTS
+    assert sum((folder / name).stat().st_size for name in ["index.html", *names]) <= MOST_BYTES
+    x = page.evaluate("JSON.parse(document.querySelector('superres-paint').dataset.view).first.x")
+    np.testing.assert_array_equal(pixels_of(x, upscaler.face_task), source)
+    steps, digest = drawn_in_python(upscaler, x)
+    assert short_digest(face.tobytes()) == digest
+    assert page.locator(".sr-bars b").all_inner_texts() == ["15,360 steps", f"{sum(steps):,} steps"]
+    for number, other in enumerate(other_faces(page), 1):
+        expected = drawn_in_python(upscaler, x, number, temperature=TEMPERATURE)[1]
+        assert short_digest(other.tobytes()) == expected
+    for part in (".sr-canvas", ".sr-cells"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= 844
+    for name in ("Other people", "Save card"):
+        button = page.get_by_role("button", name=name)
+        assert button.is_disabled()
+        assert "Press Start first" in button.get_attribute("title")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save", exact=True).click()
+    assert download.value.suggested_filename == "face.webp"
+    download.value.save_as(saved / "first.webp")
+    with Image.open(saved / "first.webp") as picture:
+        assert DRAWN in picture.info["xmp"].decode()
+        np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), face)
+    home = page.url
+    page.evaluate("hash => { location.hash = hash; }", f"x={'ECBA' * 64}")
+    page.get_by_text("Your pixels, enlarged", exact=True).wait_for()
+    assert page.inner_text(".sr-told") == ""  # one sentence: that of the download
+    page.go_back()
+    np.testing.assert_array_equal(drawn(page), face)
+    assert page.url == home
 
 
 def start_after_failures(page, folder):
@@ -332,6 +374,7 @@ def crop_a_photo(page, folder):
 def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page, folder, tmp_path,
                                                                            rng):
     upscaler = superres.load("celeba-8to64", "cpu")
+    see_the_first_face(page, upscaler, folder, tmp_path)
     start_after_failures(page, folder)
     x, steps = draw_what_python_draws(page, upscaler)
     save_marked_pictures(page, tmp_path)

@@ -31,6 +31,13 @@ async function start() {
   return loading;
 }
 
+// Load the elements that show what the engine draws.
+function loadLater() {
+  for (const name of document.body.dataset.later.split(" ").filter(Boolean)) {
+    document.head.append(name.endsWith(".js") ? make("script", {src: name}) : make("link", {rel: "stylesheet", href: name}));
+  }
+}
+
 async function begin() {
   const bar = element("loading"), words = element("told");
   element("start").hidden = true;
@@ -46,6 +53,7 @@ async function begin() {
     }});
     words.textContent = `${LOADED}${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}.`;
     if (navigator.serviceWorker?.controller) fetch(new URL("finder.bin", BASE)).catch(() => {});  // it is kept, too
+    loadLater();
     tell("missing", "");
     if (waiting) learn(waiting);
     tell("asking");  // the box asks again
