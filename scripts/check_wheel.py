@@ -128,6 +128,8 @@ def export(words: list[str], folder: Path, environment: dict[str, str], wheel: P
             own = archive.read(f"superres/native/lib/{variant.name}.wasm")
             if (folder / f"superres-{variant.name}.wasm").read_bytes() != own:
                 raise SystemExit(f"the page has another {variant.name} than {wheel.name}")
+    if not (folder / "element.js").is_file():
+        raise SystemExit(f"{wheel.name} lacks the element for pages")
 
 
 def serve(words: list[str], folder: Path, environment: dict[str, str]) -> None:

@@ -129,13 +129,12 @@ def draw_faces(page: Page, output: Path) -> None:
     save(page.locator("superres-paint").screenshot(), output / "demo-paint-smiley.webp")
     draw_strokes(page, output)
     page.get_by_role("button", name="Astronaut").click()
-    page.wait_for_selector("superres-crop [role=slider]")
+    page.get_by_role("button", name="Move the frame").wait_for()
     page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
     decode_face(page, "#run")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
-    page.locator("#results summary", has_text="Step through it").click()
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
-    page.locator("#results summary", has_text="Step through it").click()
+    page.locator("#results summary", has_text="Step through it").click()  # folded from now on
     decode(page, "#draw")
     save(page.locator(".sr-columns").first.screenshot(), output / "demo-samples.webp")
     page.set_viewport_size({"width": 1280, "height": 1100})

@@ -18,6 +18,9 @@ Bool: TypeAlias = npt.NDArray[np.bool_]
 Float32: TypeAlias = npt.NDArray[np.float32]
 Float64: TypeAlias = npt.NDArray[np.float64]
 
+NO_DRAFTS = ("this decoder takes no tokens from outside; decode in blocks of a fixed size by the "
+             "prediction heads, on a CPU")
+
 
 @dataclass(eq=False)
 class Network:
@@ -74,6 +77,20 @@ class Decoder(Protocol):
     def resize(self, block_size: int) -> None:
         """Propose blocks of `block_size`, at most the width that the decoder was made with, from
         the end of the next iteration on; steps become as wide."""
+
+    def pending(self) -> Int64:
+        """Return the tokens [B, k] that the next iteration verifies: p1's own choice, and
+        proposals."""
+
+    def offer(self, tokens: Int64) -> None:
+        """Let the next iteration verify `tokens` [B, N] from outside, N from 1 to k, instead.
+
+        The first is committed as it is: p1's own choice, or to repeat a decode, a token of it.
+        Raises ConfigError if the decoder takes none.
+        """
+
+    def accept(self, epsilon: int) -> None:
+        """Accept tokens within `epsilon` grey levels of p1's choice from now on."""
 
     def replace(self, rows: Int64, encoded: Any, keys: Int64) -> None:  # noqa: ANN401 -- the engine's own `Encoded`
         """Begin the sequences of `encoded` in `rows` [R], each of which occurs once; `keys` [R] are

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from superres.tasks.faces import FaceTask
     from superres.web.decoding import VisitorDecoding
 
-PICTURED = "black-hair-drawn"
-"""The example on the card of link previews."""
-
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")]
 Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 chooses a free "
                                    "port.")]
@@ -84,13 +81,13 @@ def build_app(decoding: VisitorDecoding, max_queue: int = 16, with_survey: bool 
 
 
 def pictured(task: FaceTask) -> Pixels:
-    """Return the input of the card, uint8 [source, source, 3]: that of a drawn face, if it is large
-    enough."""
+    """Return the input of the first example, uint8 [source, source, 3], which is on the card,
+    too."""
     from superres.web.content import examples_of
     from superres.web.crops import subjects
 
-    examples = examples_of(page_folder(), task)
-    return subjects(examples.get(PICTURED, next(iter(examples.values()))), task)[0].source
+    first, *_ = examples_of(page_folder(), task).values()
+    return subjects(first, task)[0].source
 
 
 def build_demo(
@@ -107,13 +104,13 @@ def build_demo(
 
 
 def warm_up(decoding: VisitorDecoding) -> None:
-    """Decode the first example, with which the page then begins."""
-    from superres.web.content import examples_of
-    from superres.web.crops import subjects
+    """Decode the first example, with which the page then begins, and people with its pixels."""
+    from superres.web.faces import PEOPLE, first_view, sampled
 
-    task = decoding.upscaler.face_task
-    first, *_ = examples_of(page_folder(), task).values()
-    decoding.warm_up(subjects(first, task)[0].source)
+    upscaler, source = decoding.upscaler, pictured(decoding.upscaler.face_task)
+    likeliest = decoding.warm_up(source)
+    others = decoding.draw("warm-up, others", source, sampled(upscaler.default), PEOPLE)
+    decoding.first = first_view(upscaler, upscaler.default, likeliest, others)
 
 
 def load_translator(checkpoint: str | None, device: str,

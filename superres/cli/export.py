@@ -32,7 +32,7 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     from superres.pipeline.browser_export import write_engine
     from superres.pipeline.upscaler import Upscaler
     from superres.web.content import examples_of
-    from superres.web.site import write_page
+    from superres.web.site import first_faces, write_page
 
     require(not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
             f"{folder} exists and is not an empty folder; choose another one")
@@ -42,6 +42,8 @@ def web(folder: SiteFolder, checkpoint: opt.Checkpoint = DEFAULT_CASCADE) -> Non
     with replaced_folder(folder) as fresh:
         size = write_engine(fresh, upscaler)
         say("writing the page and its examples")
-        write_page(fresh, task, upscaler.stages, find_checkpoint(checkpoint),
-                   examples_of(page_folder(), task))
+        heads = upscaler.at_size((*task.between, task.target)[0]).model_config.prediction_heads
+        examples = examples_of(page_folder(), task)
+        write_page(fresh, task, upscaler.stages, heads, find_checkpoint(checkpoint), examples,
+                   first_faces(upscaler, next(iter(examples.values()))))
     say(f"written: {folder}, of which a visitor loads {size / 1e6:.1f} MB")

@@ -13,8 +13,8 @@ from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.proposers.draft import READ
 from superres.decoding.proposers.lookahead.layout import Layout
 from superres.decoding.proposers.proposer import ProposerData
-from superres.errors import ScoresError
-from superres.interfaces import Bool, Int64
+from superres.errors import ConfigError, ScoresError
+from superres.interfaces import NO_DRAFTS, Bool, Int64
 from superres.native import abi
 from superres.native.arrays import address, aligned, empty, zeros
 from superres.native.build import library
@@ -164,6 +164,18 @@ class NativeDecoder:
 
     def resize(self, block_size: int) -> None:
         self.resizable, self.following = True, block_size
+
+    def pending(self) -> Int64:
+        return np.array(self.rows["proposals"][:, : self.block_size])
+
+    def offer(self, tokens: Int64) -> None:
+        if self.confident is not None or self.layout is not None or "q" in self.rows:
+            raise ConfigError(NO_DRAFTS)
+        self.block_size = tokens.shape[1]
+        self.rows["proposals"][:, : self.block_size] = tokens
+
+    def accept(self, epsilon: int) -> None:
+        self.loop.rule, self.loop.bound = abi.value("Rule", "distance"), epsilon
 
     def complete(self) -> Bool:
         return np.asarray(self.rows["position"] >= self.rows["limit"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
@@ -19,7 +19,7 @@ from superres.tasks.translation import read_lines
 
 if TYPE_CHECKING:
     from superres.decoding.trace import RowTrace
-    from superres.pipeline.translated import Translated
+    from superres.pipeline.translated import Translated, Translation
     from superres.pipeline.translator import Translator
 
 # batches of lines that are sorted by length together, and written before further lines begin
@@ -64,6 +64,7 @@ class TranslationSummary:
 
     Lines have numbers from 1 on. `cut` are numbers of lines, `unusual` those of lines by the reason
     why they may be translated wrongly, and `failed` the reasons why lines were not translated.
+    `repeats` and `unfamiliar` are words of lines, quoted.
     `tokens` are those accepted in blocks (0 with beam search).
     """
 
@@ -71,6 +72,8 @@ class TranslationSummary:
     seconds: float = 0.0
     cut: list[int] = field(default_factory=list)
     unusual: dict[str, list[int]] = field(default_factory=dict)
+    repeats: dict[int, str] = field(default_factory=dict)
+    unfamiliar: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     tokens: int = 0
     iterations: int = 0
@@ -82,6 +85,10 @@ class TranslationSummary:
                 self.cut.append(number)
             if line.unusual:
                 self.unusual.setdefault(line.unusual, []).append(number)
+            if line.repeats:
+                self.repeats[number] = f'"{line.repeats}"'
+            if line.unfamiliar:
+                self.unfamiliar[number] = _quoted(line.unfamiliar)
             if line.failed:
                 self.failed[number] = line.failed
             self.tokens += sum(trace.tokens for trace in line.traces)
@@ -94,6 +101,10 @@ class TranslationSummary:
         if self.cut:
             found.append(f"{len(self.cut)} of {self.lines} translations were cut, since they grew "
                          f"too long for their source: {_some_lines(self.cut)}")
+        found += [f"{len(lines)} of {self.lines} {what}: {_some_marks(lines)}"
+                  for what, lines in (("translations repeat words", self.repeats),
+                                      ("lines have words that the model hardly knows",
+                                       self.unfamiliar)) if lines]
         return found + [f"{reason}, so {len(numbers)} of {self.lines} translations may be wrong: "
                         f"{_some_lines(numbers)}"
                         for reason, numbers in self.unusual.items()]
@@ -128,11 +139,24 @@ def _some_lines(numbers: Sequence[int]) -> str:
     return f"line {', '.join(map(str, numbers[:5]))}" + (" and others" if len(numbers) > 5 else "")
 
 
-def notes(result: Translated) -> list[str]:
-    """Return `TranslationSummary.notes` of one result."""
-    summary = TranslationSummary()
-    summary.add(result)
-    return summary.notes()
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(f'"{word}"' for word in words)
+
+
+def _some_marks(lines: Mapping[int, str]) -> str:
+    """Return the first of the lines' marks as text."""
+    some = list(lines.items())[:5]
+    return (", ".join(f"line {number}: {mark}" for number, mark in some)
+            + (" and others" if len(lines) > 5 else ""))
+
+
+def line_notes(line: Translation) -> list[str]:
+    """Return all that speaks against the translation of a line, such as 'repeats "Sie"' and 'the
+    model hardly knows "quokka"'."""
+    repeats = line.repeats and f'repeats "{line.repeats}"'
+    unfamiliar = "" if not line.unfamiliar else f"the model hardly knows {_quoted(line.unfamiliar)}"
+    cut = "cut, since it grew too long for its source" if line.truncated else ""
+    return [note for note in (line.failed, cut, repeats, unfamiliar, line.unusual) if note]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from superres.config.tables import SOURCE_MULTIPLE
 from superres.decoding.trace import RowTrace
 from superres.pipeline.translated import Translated, Translation
 from superres.tasks import translation
+from superres.tasks.word_marks import repetition
 
 SHARES = 3
 """If several groups of segments are translated at once, every thread gets at least so many of them,
@@ -32,6 +33,7 @@ class Segment:
     source: list[int]
     key: int
     unusual: str
+    unfamiliar: list[str]
     text: str = ""
     trace: RowTrace | None = None
     truncated: bool = False
@@ -84,4 +86,7 @@ def joined(
         truncated=any(part.truncated for part in parts),
         unusual=next(filter(None, (part.doubt(is_complete) for part in parts)), ""),
         failed=reason,
+        unfamiliar=tuple(dict.fromkeys(word for part in parts for word in part.unfamiliar)),
+        repeats=next(filter(None, (repetition(part.original, part.text)
+                                   for part in parts if is_complete)), ""),
     ) for parts, reason in zip(by_line, failed, strict=True)], calls, seconds, is_complete)

@@ -26,6 +26,9 @@ class Translation:
             unlike the text that the network learned, or its length is unlike that of its
             translation; "" if nothing speaks against it.
         failed: why the line was not translated; "" if it was.
+        unfamiliar: words of the line that the model hardly knows; see
+            `tasks.word_marks`.
+        repeats: the first word or phrase that a complete translation repeats directly; "" if none.
     """
 
     text: str
@@ -35,6 +38,8 @@ class Translation:
     truncated: bool = False
     unusual: str = ""
     failed: str = ""
+    unfamiliar: tuple[str, ...] = ()
+    repeats: str = ""
 
     @property
     def steps(self) -> int:

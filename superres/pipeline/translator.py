@@ -30,7 +30,7 @@ from superres.pipeline.pipeline import Pipeline, Steps, at_intervals, batch_step
 from superres.pipeline.resolved_options import choices_for
 from superres.pipeline.segments import Segment, groups_of, joined
 from superres.pipeline.translated import Translated
-from superres.tasks import translation
+from superres.tasks import translation, word_marks
 from superres.tasks.shortlist import SHORTLIST, Shortlists
 
 if TYPE_CHECKING:
@@ -298,10 +298,11 @@ class Translator(Pipeline):
                 own = part_keys(np.full(len(texts), key), np.arange(len(texts))).tolist()
             for text, source, one in zip(texts, self.codec.split(texts), own, strict=True):
                 unusual = self.codec.doubt(text)
+                unfamiliar = [] if unusual else word_marks.unfamiliar(self.codec, source)
                 if (not unusual and self.shortlists is not None
                     and self.shortlists.is_unusual(source)):
                     unusual = self.shortlists.known
-                segments.append(Segment(number, text, source, one, unusual))
+                segments.append(Segment(number, text, source, one, unusual, unfamiliar))
         return segments
 
     def _source(self, segments: Sequence[Segment], length: int = 0) -> Source:

@@ -33,6 +33,7 @@ Int64 = npt.NDArray[np.int64]
 
 name = "translation"
 PADDING, END, UNKNOWN = 0, 1, 2
+START = "\u2581"  # of a word, in a piece
 VOCABULARY_FILE = "sentencepiece.model"
 MOST_BYTES = 2**26  # of a SentencePiece model; a model of 8,000 pieces has 360 KiB
 # Why a translation may be wrong.
@@ -110,6 +111,17 @@ class Codec:
         return frozenset(letter for piece in self.names(range(self.size)) for letter in piece
                          if letter.isalpha())
 
+    @functools.cached_property
+    def starts(self) -> frozenset[int]:
+        """Pieces that begin a word."""
+        return frozenset(token for token, piece in enumerate(self.names(range(self.size)))
+                         if piece.startswith("_"))
+
+    @functools.cached_property
+    def foreign(self) -> frozenset[int]:
+        """Pieces of characters that the vocabulary lacks: the unknown one, and single bytes."""
+        return frozenset({UNKNOWN, *filter(self.pieces.is_byte, range(self.size))})
+
     def doubt(self, text: str) -> str:
         """Return why no translation of a text can be right, or "" if nothing speaks against it."""
         letters = [*filter(str.isalpha, text)]
@@ -163,7 +175,7 @@ class Codec:
 
     def names(self, tokens: Sequence[int]) -> list[str]:
         """Return the pieces of `tokens` for display; an underscore marks the start of a word."""
-        return [str(self.pieces.id_to_piece(int(token))).replace("\u2581", "_") for token in tokens]
+        return [str(self.pieces.id_to_piece(int(token))).replace(START, "_") for token in tokens]
 
     def surfaces(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of `tokens` adds; joined, the texts equal the result of

@@ -17,10 +17,10 @@ from superres.tasks.faces import FaceTask
 from superres.web import drawing
 
 TITLE = "superres: faces, block by block"
-HEADLINE = "Paint {count} pixels, and see who has them"
-INTRODUCTION = ("A model draws a person of {target} pixels who has exactly your {count} colours. "
-                "Paint, or begin with a photo. The detail is invented: <strong>never use it to "
-                "identify anyone</strong>.")
+HEADLINE = "Paint {count} pixels: a face appears in fewer steps"
+INTRODUCTION = ("Usually a model draws one pixel value per step. Here it draws several: <b>fewer "
+                "steps, and the same picture, bit for bit</b>. The detail is invented: "
+                "<strong>never use it to identify anyone</strong>.")
 HOW = Path(__file__).with_name("static") / "how.html"
 """Three small pictures that explain pixel values and steps."""
 LIMITS = """The astronaut and Grace Hopper are photographs of real people, whom the model never saw.
@@ -48,9 +48,7 @@ FACE_WIDTHS = (64, 96, 128, 256, 320, 640)  # largest widths of faces, in pixels
 
 def introduction(task: FaceTask) -> tuple[str, str]:
     """Return the headline and what follows it, as HTML."""
-    headline, text = (words.format(count=task.source**2, target=task.target_size)
-                      for words in (HEADLINE, INTRODUCTION))
-    return headline, text
+    return HEADLINE.format(count=task.source**2), INTRODUCTION
 
 
 def examples_of(folder: Path, task: FaceTask) -> dict[str, Pixels]:

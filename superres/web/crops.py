@@ -20,7 +20,7 @@ from PIL import Image
 from superres.errors import InvalidInputError, SuperresError
 from superres.pictures.read import Pixels, read_image
 from superres.pictures.untrusted import MOST_SECONDS, READER, read_untrusted
-from superres.tasks.crops import DEFAULT_CROP, FACE, Crop
+from superres.tasks.crops import DEFAULT_CROP, Crop
 from superres.tasks.faces import FaceTask, area_reduce
 from superres.tasks.photos import choose_crops, input_of, largest
 from superres.web import controls, drawing
@@ -183,15 +183,16 @@ def views_of(task: FaceTask, start: Value, image: Pixels) -> tuple[str, str, str
     chosen = largest(crops)
     data = json.dumps({
         "choice": secrets.token_hex(4),  # the page hears of a photo that is chosen again
-        "turns": True, "width": image.shape[1], "height": image.shape[0], "least": task.source,
+        "width": image.shape[1], "height": image.shape[0], "least": task.source,
         "chosen": crops.index(chosen),
-        "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn],
-                   "uncertain": crop.is_uncertain, **names_of(crop)} for crop in crops]})
+        "crops": [{"square": [crop.left, crop.top, crop.size, crop.turn], "kind": crop.kind,
+                   "searched": crop.faces is not None, "uncertain": crop.is_uncertain}
+                  for crop in crops]})
     shown = drawing.jpeg_uri(Image.fromarray(image), PHOTO_SIZE)
     photo = f'<img src="{escape(shown)}" alt="Your photo">'
     return (f'<superres-crop data-photo="{escape(data)}">{photo}</superres-crop>',
-            preview_html(take(image, started(task, start, chosen), chosen), task, image),
-            chosen.setting, has_choice(task, chosen))
+            preview_html(take(image, started(task, start, chosen), chosen), task, image,
+                         is_offered=True), chosen.setting, has_choice(task, chosen))
 
 
 def offer_crop(task: FaceTask, upload: Value, start: Value) -> tuple[str, str, str, dict[str, Any]]:
@@ -235,29 +236,19 @@ def chosen(square: Value, start: Value, task: FaceTask, image: Pixels) -> Subjec
     return take(image, started(task, start, crop), crop)
 
 
-def names_of(crop: Crop) -> dict[str, str]:
-    """Return what the page calls a crop that `choose_crops` found: in a sentence, and on a
-    button."""
-    if crop.kind == FACE:
-        button = f"Found face {crop.face}" if crop.face else "Found face"
-        sure = "uncertain, so the frame is upright" if crop.is_uncertain else "clear"
-        return {"name": f"{button}{f' of {crop.faces}' if crop.face else ''} ({sure})",
-                "button": button}
-    if crop.kind == "aligned":
-        return {"name": "CelebA's crop of aligned pictures", "button": "CelebA's crop"}
-    return {"name": "No face was found, so the centre" if crop.faces == 0 else "The centre",
-            "button": "Centre"}
-
-
 def refusal(error: SuperresError) -> str:
     """Return what tells the paint box why there is no input; the box says it."""
     return (f'<div class="sr-input" data-turn="{secrets.token_hex(4)}" '
             f'data-refused="{escape(str(error))}" hidden></div>')
 
 
-def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
+def preview_html(
+    subject: Subject, task: FaceTask, image: Pixels, *, is_offered: bool = False,
+) -> str:
     """Return the model's input from a picture, uint8 [H, W, 3], and of a photo its crop and the
     truth.
+
+    One that `is_offered` is of a square that was found, which a visitor has not accepted.
 
     The paint box takes an input of its size from here, and shows it itself. Of a larger input, it
     takes the picture reduced to its own size.
@@ -277,4 +268,6 @@ def preview_html(subject: Subject, task: FaceTask, image: Pixels) -> str:
         cells = f' data-cells="{drawing.data_uri(reduced, None)}"'
     figure = drawing.figure(subject.source, caption, f"The {size} input, enlarged", None)
     turn = secrets.token_hex(4)  # the box hears of a picture that is chosen again
-    return f'<div class="sr-input" data-turn="{turn}"{square}{truth}{cells}{in_box}>{figure}</div>'
+    offered = "yes" if is_offered else ""
+    return (f'<div class="sr-input" data-turn="{turn}" data-offered="{offered}"{square}{truth}'
+            f"{cells}{in_box}>{figure}</div>")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from superres.config import BeamConfig, DecodeConfig
+from superres.decoding.drafting import Drafted
 from superres.pictures.read import Pixels
 from superres.pipeline.resolved_options import FINISHES, resolve_options
 from superres.pipeline.translated import Translated
@@ -25,7 +26,7 @@ from superres.web.turns import StoppedError, Turns, Visitor
 if TYPE_CHECKING:
     from superres.pipeline.translator import Translator
 
-Frame = TypeVar("Frame", Upscaled, Translated)
+Frame = TypeVar("Frame", Upscaled, Translated, Drafted)
 FRAME_SECONDS = 0.15  # of decoding, between two frames
 
 
@@ -58,22 +59,26 @@ class VisitorDecoding:
     translator: Translator | None = None
     frame_seconds: float = FRAME_SECONDS
     example: Upscaled | None = field(default=None, init=False)
+    first: dict[str, Any] | None = field(default=None, init=False)
     is_busy: bool = field(default=False, init=False)
     is_closing: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._thread, self._turns = ThreadPoolExecutor(1, thread_name_prefix="decoding"), Turns(1)
 
-    def warm_up(self, source: Pixels | None = None) -> None:
-        """Draw a face, so that the first visitor does not wait for one-time preparations.
+    def warm_up(self, source: Pixels | None = None) -> Upscaled:
+        """Draw a face, so that the first visitor does not wait for one-time preparations; return
+        its result.
 
-        The result for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
-        the page shows first.
+        That for `source`, uint8 [source, source, 3], becomes the attribute `example`, which
+        the page shows first. Then `first` can have the faces of the box, see
+        `superres.web.faces.first_view`.
         """
         given = np.full(self.upscaler.face_task.source_shape, 128,
                         np.uint8) if source is None else source
         (frames,) = deque(self.upscale("warm-up", given[None], {"": self.upscaler.default}), 1)
         self.example = None if source is None else frames[""]
+        return frames[""]
 
     def close(self) -> None:
         """Stop the current decoding at its next frame with StoppedError, and refuse further
@@ -136,6 +141,19 @@ class VisitorDecoding:
         keys = [image_key(source, sample) for sample in samples]
         return self._whole(purpose, upscaler.decode, source[None].repeat(len(keys), axis=0),
                            options, check, keys=keys)
+
+    def drafted(
+        self, purpose: str, draft: Callable[[Callable[[], None]], Drafted],
+    ) -> Drafted:
+        """Return what `draft` returns in the request's turn; it calls its argument repeatedly,
+        which raises StoppedError when the time is up."""
+        limit = self.deadline()
+
+        def whole() -> Iterator[Drafted]:
+            yield draft(lambda: self.check_time(limit))
+
+        (frames,) = self._run(purpose, limit, {"": whole()})
+        return frames[""]
 
     def finish(
         self, purpose: str, sources: Pixels, options: DecodeConfig, finish: str,

@@ -24,7 +24,7 @@ from superres.config import DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.evaluation.picture_scores import psnr, ssim
 from superres.pictures.read import Picture, Pixels
-from superres.pictures.write import encode_png
+from superres.pictures.write import encode_png, encode_webp
 from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.translated import Translated
 from superres.pipeline.upscaled import Upscaled
@@ -58,6 +58,13 @@ def data_uri(image: Pixels, record: dict[str, Any] | None = DRAWN) -> str:
     """Return a picture as a PNG in a data URI; see `encode_png` for `record`."""
     return "data:image/png;base64," + base64.b64encode(encode_png(Picture(image),
                                                                   record)).decode("ascii")
+
+
+def webp_uri(image: Pixels, record: dict[str, Any]) -> str:
+    """Return a picture as a WebP without loss in a data URI, which is a third smaller than a
+    PNG."""
+    return "data:image/webp;base64," + base64.b64encode(encode_webp(Picture(image),
+                                                                    record)).decode("ascii")
 
 
 def jpeg_uri(photo: Image.Image, most: int) -> str:

@@ -1,5 +1,5 @@
-"""What the static page's finder of faces (`site/finder.js`) reads: the cascade, the aligner's weights,
-and the numbers of both searches, in one file."""
+"""The file that the finder of faces of the static page (`site/finder.js`) reads: the cascade, the
+weights of the aligner, and the numbers of both searches."""
 
 from __future__ import annotations
 

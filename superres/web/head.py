@@ -1,5 +1,5 @@
 """The head of the page as link previews and search engines read it: title, description, address,
-picture and icon.
+picture and icon; and what it shows until its scripts have laid it out.
 
 Gradio's template has tags of its own, of which some name Gradio. They are removed from the
 response, so each tag is there once.
@@ -8,6 +8,7 @@ response, so each tag is there once.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import re
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ from superres.web import drawing
 from superres.web.card import SIZE, card, headline
 from superres.web.content import TITLE
 from superres.web.decoding import VisitorDecoding
+from superres.web.opening import opening
 
 CARD_PATH = "/card.png"
+LOGIN = b'"auth_required":true'
+"""What Gradio writes into the page of a visitor who has to log in."""
 ICON_SIDE = 32  # of the icon, an enlarged input, in pixels
 _OTHERS_TAGS = re.compile(
     rb'\s*<(?:meta\s+(?:property|name)="(?:og|twitter|description)\b[^>]*|title>[^<]*</title)>')
@@ -54,6 +58,13 @@ class Preview:
         buffer = io.BytesIO()
         card(self.source, result.images[0]).save(buffer, "PNG", optimize=True)
         return buffer.getvalue()
+
+    @functools.cached_property
+    def opening(self) -> str:
+        """What the page shows before its scripts do; "" without a warm-up."""
+        first = self.decoding.first
+        return "" if first is None else opening(self.decoding.upscaler.face_task, first,
+                                                self.source)
 
     def tags(self, address: str) -> str:
         """Return the tags for the page at `address`, which ends in a slash."""
@@ -111,6 +122,9 @@ def with_preview(app: ASGIApp, preview: Preview, root_path: str = "") -> ASGIApp
             body, headers = b"".join(parts), MutableHeaders(raw=start["headers"])  # type: ignore[arg-type]
             if headers.get("content-type", "").startswith("text/html"):
                 body = tagged(body, preview.tags(address_of(scope, root_path)))
+                if LOGIN not in body:
+                    body = body.replace(b"<gradio-app", preview.opening.encode() + b"<gradio-app",
+                                        1)
                 headers["content-length"] = str(len(body))
             await send(start)
             await send({"type": "http.response.body", "body": body})

@@ -30,15 +30,14 @@ from superres.config import DecodeConfig
 from superres.errors import InvalidInputError
 from superres.pictures.mark import marked
 from superres.pictures.read import Pixels, read_image
-from superres.pipeline.resolved_options import FINISHES
 from superres.pipeline.upscaled import Upscaled
-from superres.system.output import short_digest
 from superres.tasks.faces import FaceTask
-from superres.web import controls, drawing
+from superres.web import controls
 from superres.web.card import card
-from superres.web.content import OTHERS, TEMPERATURE, box_view
+from superres.web.content import OTHERS, box_view
 from superres.web.controls import Value
 from superres.web.decoding import VisitorDecoding
+from superres.web.faces import PEOPLE, faces_of, sampled
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.turns import VISITOR, StoppedError, Visitor
 
@@ -77,7 +76,7 @@ def paint_box(decoding: VisitorDecoding, examples: Sequence[Path]) -> tuple[gr.H
     task = decoding.upscaler.face_task
     view = box_view(task, decoding.upscaler.stages,
                     {path.stem: read_image(path) for path in examples}, FILES)
-    view["most_bytes"] = MAX_FILE_BYTES
+    view["most_bytes"], view["first"] = MAX_FILE_BYTES, decoding.first
     gr.HTML(f'<superres-paint data-view="{escape(json.dumps(view))}"></superres-paint>',
             elem_id="paint", padding=False)
     painted, given = (gr.HTML("", html_template="", js_on_load=TOLD % name, visible="hidden",
@@ -210,15 +209,14 @@ def _drawn(
     chosen = controls.whole_number("n", asked["n"], 0, OTHERS)
     samples = sampled(default.changed({"seed": controls.whole_number("s", asked["s"], 0),
                                        "temperature": asked["t"]}))
-    options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], range(1,
-                                                                                         OTHERS + 1)
+    options, numbers, everyone = samples if chosen else default, [max(chosen, 1)], PEOPLE
     if kind == "small":
-        return faces_of(decoding, options,
+        return faces_of(decoding.upscaler, options,
                         draw(options, numbers, size=(*task.between, task.target)[0]), numbers)
     if kind == "large":
-        return faces_of(decoding, options, draw(options, numbers), numbers)
+        return faces_of(decoding.upscaler, options, draw(options, numbers), numbers)
     if kind == "others":
-        return faces_of(decoding, samples, draw(samples, everyone), everyone)
+        return faces_of(decoding.upscaler, samples, draw(samples, everyone), everyone)
     if kind == "film":
         return file_of("face.webp", film(draw(options, numbers)))
     return file_of("card.png", card_of(draw(default), draw(samples, everyone), chosen,
@@ -230,26 +228,11 @@ def finished(decoding: VisitorDecoding, source: Pixels, options: DecodeConfig,
     """Draw the finished face of an input, uint8 [side, side, 3], and return it for the page's
     script: for the box, and for the viewer of a result."""
     result = decoding.finish("finish", source[None], options, FINISH, check=check)
-    (face,) = faces_of(decoding, options, result, [1], FINISH)["faces"]
+    (face,) = faces_of(decoding.upscaler, options, result, [1], FINISH)["faces"]
     note = (f"The mean of {len(result.averaged)} pictures, sharpened, in {result.seconds:.1f} "
             f"seconds; --finish {FINISH} on the command line")
     return {"faces": [{**face, "name": f"Finished, {decoding.upscaler.face_task.target_size}",
                        "file": "face-finished.png", "note": note}]}
-
-
-def faces_of(
-    decoding: VisitorDecoding, options: DecodeConfig, result: Upscaled, numbers: Sequence[int],
-    finish: str = FINISHES[0],
-) -> dict[str, Any]:
-    """Return pictures, the samples `numbers`, for the page's script, with their digests, steps and
-    tokens."""
-    upscaler, faces = decoding.upscaler.from_size(cast(Pixels, result.sources).shape[1]), []
-    for row, (number, image) in enumerate(zip(numbers, result.images, strict=True)):
-        counts = drawing.counts_of(result.all_traces(row))
-        uri = drawing.data_uri(image, drawing.record_of(upscaler, options, number, finish))
-        faces.append({"uri": uri, "digest": short_digest(image.tobytes()),
-                      "steps": counts["iterations"], "tokens": counts["tokens"]})
-    return {"faces": faces}
 
 
 def film(result: Upscaled) -> bytes:
@@ -279,8 +262,3 @@ def file_of(name: str, content: bytes) -> dict[str, Any]:
     """Return a file for the page's script, which saves it."""
     kind = "image/webp" if name.endswith(".webp") else "image/png"
     return {"file": name, "uri": f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"}
-
-
-def sampled(options: DecodeConfig) -> DecodeConfig:
-    """Return settings that sample: these, or if they are greedy, at `TEMPERATURE`."""
-    return options if options.is_sampling else options.changed({"temperature": TEMPERATURE})

@@ -29,9 +29,11 @@ from superres.system.asgi import with_headers, without_root_path
 from superres.system.serving import GRACE_SECONDS, server_config
 from superres.web.batch_tab import batch_tab
 from superres.web.content import TITLE, face_styles
-from superres.web.controls import shown_to_visitor
+from superres.web.controls import INSTANT, shown_to_visitor
 from superres.web.crops import stop_reading
 from superres.web.decoding import VisitorDecoding
+from superres.web.draft import DRAFT, OPEN_DRAFT, draft_tab, is_offered
+from superres.web.draft_view import TAB
 from superres.web.files import MAX_FILE_BYTES, files_below, sweep
 from superres.web.head import CARD_PATH, Preview, with_preview
 from superres.web.translate_tab import translate_tab
@@ -115,7 +117,7 @@ def build_page(
     page = DemoBlocks(title=TITLE, analytics_enabled=False, fill_width=True)
     with page:
         gr.Markdown("# superres", elem_id="head")
-        with gr.Tabs():
+        with gr.Tabs() as tabs:
             with gr.Tab("Upscale"):
                 upscale_tab(decoding, examples)
             with gr.Tab("Batch"):
@@ -123,12 +125,17 @@ def build_page(
             if decoding.translator is not None:
                 with gr.Tab("Translate"):
                     translate_tab(decoding, decoding.translator)
+            if is_offered(decoding.upscaler):
+                with gr.Tab(TAB, id=DRAFT):
+                    draft_tab(decoding, examples)
             if with_survey:
                 address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
                 survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or "
                            "move to it with Tab.")
                 survey_tab("Results", f"{address}/results/",
                            "The results are for the study's owner, and need the owner's token.")
+        opened = gr.HTML("", html_template="", js_on_load=OPEN_DRAFT, visible="hidden")
+        opened.input(lambda: gr.Tabs(selected=DRAFT), None, tabs, **INSTANT)
     # Only events that decode are queued, so the limit counts only them.
     # A call of `queue` would make Gradio's application once more.
     page._queue.max_size, page.api_open = max_queue, False

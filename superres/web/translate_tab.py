@@ -18,7 +18,7 @@ import numpy as np
 from superres.config import TRANSLATION, BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace, mean_accepted_block_size
 from superres.errors import InvalidInputError
-from superres.pipeline.line_translation import accepted_tokens, notes, trace_lines
+from superres.pipeline.line_translation import accepted_tokens, line_notes, trace_lines
 from superres.pipeline.translated import Translated
 from superres.system.machine import torch_version
 from superres.tasks.translation import END
@@ -184,7 +184,7 @@ def report_of(translator: Translator, options: DecodeConfig | BeamConfig,
     lines = []
     for number, line in enumerate(result, 1):
         entry: dict[str, Any] = {"line": number, "tokens": line.tokens, "parts": line.segments,
-                                 "cut": line.truncated}
+                                 "cut": line.truncated, "notes": line_notes(line)}
         if line.traces:
             entry["iterations"] = line.steps
             entry["mean_accepted_block_size"] = mean_accepted_block_size(line.traces)
@@ -236,8 +236,8 @@ def translations_html(
 
 def lines_html(translator: Translator, lines: Sequence[str], result: Translated, times: Times,
                slower: float) -> str:
-    """Return the translations with accepted blocks marked; with `times`, when the replay shows
-    them."""
+    """Return the translations with accepted blocks marked, and what speaks against a line below it;
+    with `times`, when the replay shows them."""
     items = []
     for source, line in zip(lines, result, strict=True):
         if line.traces:
@@ -246,7 +246,10 @@ def lines_html(translator: Translator, lines: Sequence[str], result: Translated,
             seconds = f' style="--at: {slower * times[-1][1]:.3f}s"' if times else ""
             html = (f"<span{seconds}>{escape(line.text)}</span>" if source.strip()
                     else "<i>an empty line</i>")
-        items.append(f"<li>{html}</li>")
+        noted = "; ".join(line_notes(line))
+        note = noted and (f'<small class="sr-noted" lang="en">{escape(noted[0].upper())}'
+                          f"{escape(noted[1:])}.</small>")
+        items.append(f"<li>{html}{note}</li>")
     looks = f'sr-text{" sr-replay" if times else ""}{" sr-single" if len(items) == 1 else ""}'
     return (f'<ol class="{looks}" lang="{escape(translator.languages[1])}">'
             f'{"".join(items)}</ol>')
@@ -285,12 +288,11 @@ def steps_html(translator: Translator, result: Translated) -> str:
 
 
 def hints_html(translator: Translator, frames: dict[str, Translated], slower: float) -> str:
-    """Return notes on the results: the result of a race, lines that were too long, and the speed of
-    the replay."""
+    """Return notes on the results: the result of a race, and the speed of the replay."""
     if not is_complete(frames):
         return '<p class="sr-hint">Translating ...</p>'
     first = next(iter(frames.values()))
-    hints = [f"{note[:1].upper()}{note[1:]}." for note in notes(first)]
+    hints = list[str]()
     if len(frames) > 1:
         same = len({tuple(result.texts) for result in frames.values()}) == 1
         hints += [drawing.race_note(frames), "The translations are "

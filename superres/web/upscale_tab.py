@@ -27,15 +27,15 @@ from superres.web.decoding import Deadline, VisitorDecoding
 from superres.web.drawing import caption_of, is_complete, numbers_of
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.finishing import LATEST, finished_face, question_of
-from superres.web.paint import answer, paint_box, pixels_of, sampled
+from superres.web.faces import sampled
+from superres.web.paint import answer, paint_box, pixels_of
 from superres.web.race import race_html
 from superres.web.upscale_endpoint import endpoint
 
 LARGEST = f"A photo may have {MAX_FILE_BYTES // 10**6} MB and {MAX_PIXELS // 10**6} megapixels."
-HINT = ('<p class="sr-hint"><b>Upscale</b> shows how the face above is drawn, and what is known of '
-        'it. <b>Race</b> ' "draws it with one pixel value per step, too, side by side, and <b>Draw "
-        "samples</b> makes a sheet of faces that have the same colours. They appear here while "
-        "they are drawn.</p>")
+HINT = ('<p class="sr-hint"><b>Show the steps</b> draws the face above again, step by step; '
+        '<b>Race</b> also draws it with one pixel value per step, and <b>Draw samples</b> makes a '
+        "sheet of faces that have the same colours.</p>")
 
 
 def upscale_tab(decoding: VisitorDecoding, examples: Sequence[Path]) -> None:
@@ -49,17 +49,17 @@ def upscale_tab(decoding: VisitorDecoding, examples: Sequence[Path]) -> None:
             square, start = crops.crop_controls(upload, chosen, examples[0], task)
         with gr.Column(scale=3, min_width=300):
             (run, race, draw, other), bar = controls.buttons_of(
-                decoding, "", "results", "Upscale", "Race", "Draw samples", "Other samples")
+                decoding, "", "results", "Show the steps", "Race", "Draw samples", "Other samples")
             results = gr.HTML(HINT, elem_id="results", padding=False)
             gr.HTML("<superres-kept></superres-kept>", padding=False)
+    proof = race_html(decoding, None if first is None else first.truth)
+    gr.HTML(f'<div class="sr-proof">{proof}{HOW.read_text(encoding="utf-8")}</div>',
+            elem_id="how", padding=False)
     with gr.Accordion("Lab: decoding settings", open=False):
         settings = controls.decoding_controls(decoding.upscaler.default, heads)
         samples = gr.Slider(4, controls.MAX_SAMPLES, 9, step=1, label="Samples on a sheet",
                             info=f"Drawn at temperature {TEMPERATURE} if the temperature above is "
                             "0.")
-    gr.HTML(HOW.read_text(encoding="utf-8"), elem_id="how", padding=False)
-    gr.HTML(race_html(decoding, None if first is None else first.truth), elem_id="first-race",
-            padding=False)
     gr.Markdown(f"{LIMITS} {LARGEST}", elem_classes="sr-introduction")
     seed = settings[list(controls.offered(decoding.upscaler.default, FACES)).index("seed")]
     for button, is_race in ((run, False), (race, True)):
@@ -181,16 +181,16 @@ def results_html(
     result, stage = list(frames.values())[-1], upscaler.from_size(len(subject.source))
     count, pictures = len(result.traces), pictures_html(subject, result)
     whose = " The details below are of the face as the model drew it." if asks else ""
+    steps = drawing.fold("Step through it", per_stage(result, faces_stepper))
     folds = {
         "Where one can rely on it": drawing.reliability(result, names_of(result)[0]),
-        "Step through it": per_stage(result, faces_stepper),
         "Where blocks were accepted": per_stage(result, blocks_html),
         "The same on the command line": command_html(upscaler, subject, options, result)}
-    return (f"{frames_html(frames) if len(frames) > 1 else ''}"
-            f"{viewer_html(stage, subject, options, result, asks)}"
-            f'<p class="sr-hint" role="status">{summary_of(result)}{whose}</p>'
+    viewer, sheet = viewer_html(stage, subject, options, result, asks)
+    return (f'{viewer}<div class="sr-details">{frames_html(frames) if len(frames) > 1 else ""}'
+            f'<p class="sr-hint">{summary_of(result)}{whose}</p>{sheet}{steps}'
             f"{pictures if count == 1 else drawing.fold('Side by side, with scores', pictures)}"
-            + "".join(drawing.fold(name, content) for name, content in folds.items()))
+            f'{"".join(drawing.fold(name, content) for name, content in folds.items())}</div>')
 
 
 def summary_of(result: Upscaled) -> str:
@@ -289,12 +289,9 @@ def per_stage(result: Upscaled, draw: Callable[[Upscaled], str]) -> str:
 def viewer_html(
     upscaler: Upscaler, subject: crops.Subject, options: DecodeConfig, result: Upscaled,
     asks: dict[str, Any] = {},  # noqa: B006 -- not changed
-) -> str:
-    """Return the element that compares a picture with others at a divider; of several samples, also
-    their sheet.
-
-    With the sheet are the mean of the samples, and a map of how much they differ.
-    """
+) -> tuple[str, str]:
+    """Return the element that compares a picture with others at a divider, and of several samples
+    their mean, and a map of how much they differ."""
     faces, sheet = [], ""
     for row, (number, name, image) in enumerate(zip(numbers_of(result), names_of(result),
                                                     result.images, strict=True)):
@@ -315,7 +312,7 @@ def viewer_html(
                            below=drawing.legend("0", f"{highest:.0f} grey levels"))],
                                 "Mean and differences")
     data = json.dumps({"before": before, "faces": faces, **asks}, separators=(",", ":"))
-    return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>{sheet}'
+    return f'<superres-viewer data-view="{escape(data)}"></superres-viewer>', sheet
 
 
 def made_by(options: DecodeConfig, number: int) -> str:

@@ -86,12 +86,12 @@ def seen(page):
     """Return the large pictures as the screen shows them, uint8 [H, W, 3], without their names."""
     frame = page.locator(".sr-split")
     frame.evaluate("""frame => {
-        frame.querySelectorAll(".sr-name").forEach(name => name.hidden = true);
+        frame.querySelectorAll(".sr-name").forEach(name => name.style.visibility = "hidden");
         return Promise.all([...frame.querySelectorAll("img")].map(image => image.decode()));
     }""")
     screen = np.asarray(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
-    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach(name => name.hidden = "
-                   "false)")
+    frame.evaluate("frame => frame.querySelectorAll('.sr-name').forEach("
+                   "name => name.style.visibility = '')")
     # may begin within a pixel of the screen; pictures begin with a whole one
     box = frame.bounding_box()
     left, top = (round(box[name] % 1) for name in "xy")
@@ -125,6 +125,11 @@ def upload(page, path):
     chooser.value.set_files(path)
 
 
+def use_face(page):
+    """Accept the frame of a photo, when it is there."""
+    page.get_by_role("button", name="Use this face").click()
+
+
 def give(page, how, name, content, kind=""):
     """Paste a file into the paint box, or drop it there; `kind` is its type, if the browser knows
     one."""
@@ -152,9 +157,9 @@ def wait_for_pixels(page, source):
 
 
 def choose_astronaut(page):
-    """Choose the photo among the examples, and wait for its crop."""
+    """Choose the photo among the examples, and wait for its frame, which is accepted."""
     page.get_by_role("button", name="Astronaut").click()
-    page.wait_for_selector("superres-crop [role=slider]")
+    page.get_by_role("button", name="Move the frame").wait_for()
 
 
 # Decodes

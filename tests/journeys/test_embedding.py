@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -42,6 +43,11 @@ BESIDE = """<!doctype html><html lang="en"><title>A face</title>
 """
 NODE = """import * as engine from "superres"; import * as element from "superres/element.js";
 console.log(JSON.stringify([engine.VERSION, Object.keys(element)]))"""
+INFO = """async () => {
+    const {engineOf} = await import("./node_modules/superres/element.js");
+    return Object.keys((await engineOf("faces/")).info);
+}"""
+"""Returns what an engine says of itself."""
 MOST_BYTES = 30_000
 """Size of the tarball."""
 NOTE = "Drawn by a model: invented detail, not a likeness; never use it to identify anyone."
@@ -190,6 +196,7 @@ def draw_by_text_and_property(page, upscaler, source):
         made[0].setAttribute("pixels", text);
         made[0].setAttribute("alt", "A friend");
         made[1].setAttribute("size", 32);
+        made[1].setAttribute("finish", "mean");
         made[1].cells = Uint8Array.from(cells);
         document.body.append(...made);
         await new Promise(done => setTimeout(done));
@@ -205,12 +212,16 @@ def draw_by_text_and_property(page, upscaler, source):
     assert found["busy"] == ["true"] * 2
     assert found["quiet"] == ["false"] * 2
     assert found["alt"] == "A friend"
+    finished = upscaler.at_size(32)(source[None], finish="mean")
     assert found["drawn"] == [expected(upscaler, source),
-                              expected(upscaler.at_size(32), source)]
+                              short_digest(finished.images[0].tobytes())]
     for heard in found["heard"]:
         assert {*heard[:-1]} == {"progress"}
         assert heard[-1] == "drawn"
     assert sum("weights.bin" in one for one in page.asked) == 1
+    (declared,) = re.findall(r"interface Info \{(.*?)^\}", (SCRIPTS / "superres.d.ts").read_text(
+        "utf-8"), re.DOTALL | re.MULTILINE)
+    assert set(page.evaluate(INFO)) == set(re.findall(r"^  (\w+):", declared, re.MULTILINE))
 
 
 def name_what_is_wrong(page, site):

@@ -3,6 +3,7 @@ draws in Python. Its paint box is that of `test_painter.py`."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
 import os
@@ -17,15 +18,17 @@ from skimage import data
 
 import superres
 from superres.cli.main import run
-from superres.evaluation.recording import stages_of
 from superres.pictures.mark import DRAWN
 from superres.pictures.read import Picture, read_image
 from superres.pictures.write import XMP_KEYWORD, encode_png
-from superres.pipeline.browser_export import exact_block
 from superres.system.output import short_digest
-from superres.tasks.faces import area_reduce, image_key
+from superres.tasks.crops import Crop
+from superres.tasks.face_finder import find_faces
+from superres.tasks.faces import FaceTask, area_reduce, image_key
+from superres.tasks.photos import choose_crops
 from superres.web.content import OTHERS, TEMPERATURE
 from superres.web.paint import pixels_of
+from superres.web.site import BLOCK
 from tests.journeys.helpers import (
     PATIENCE,
     WATCH_ANSWERS,
@@ -38,11 +41,18 @@ from tests.journeys.helpers import (
     is_failure,
     other_faces,
     painted,
+    until,
     upload,
 )
 from tests.web.helpers import FACES, encoded, huge_png
 
-SQUARES = [(0, 0, 64), (7, 3, 90), (20, 1, 71), (3, 50, 8)]
+SQUARES = [(0, 0, 64, 0), (7, 3, 90, 0), (20, 1, 71, 0), (3, 50, 8, 0), (-9, 20, 60, 0),
+           (30, 20, 50, 17.3), (-11, -25, 1100, -33.3), (400, 300, 640, 90)]
+TASK = FaceTask(8, 64)
+
+
+MOST_REQUESTS, MOST_BYTES = 25, 200_000
+"""Before the first face is on the screen."""
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -89,15 +99,53 @@ def address(page):
     return fragment["x"][0], fragment["d"][0]
 
 
-def drawn_in_python(upscaler, x, sample=1, block=0, **changes):
+def drawn_in_python(upscaler, x, sample=1, block=BLOCK, **changes):
     """Return the number of steps of each stage, and the digest."""
     source, steps = pixels_of(x, upscaler.face_task), list[int]()
-    for number, stage in enumerate(stages_of(upscaler)):
-        options = {"adaptive": False, "block_size": block or exact_block(stage), **changes}
+    for number in range(upscaler.stages):
+        options = {"adaptive": False, "block_size": block, **changes}
         result = upscaler.decode(source[None], upscaler.default.changed(options),
                                  keys=[image_key(source, sample)])
         steps.append(result.stages[number].traces[0].iterations)
     return steps, short_digest(result.images[0].tobytes())
+
+
+def see_the_first_face(page, upscaler, folder, saved):
+    """The first example's faces are in the page, before any download."""
+    face, source = drawn(page), read_image(FACES[0])
+    asked = page.evaluate("performance.getEntriesByType('resource').map(({name}) => name)")
+    names = [urlsplit(one).path.strip("/") for one in asked if one.startswith("http")]
+    assert 1 + len(names) <= MOST_REQUESTS
+    assert sum((folder / name).stat().st_size for name in ["index.html", *names]) <= MOST_BYTES
+    x = page.evaluate("JSON.parse(document.querySelector('superres-paint').dataset.view).first.x")
+    np.testing.assert_array_equal(pixels_of(x, upscaler.face_task), source)
+    steps, digest = drawn_in_python(upscaler, x)
+    assert short_digest(face.tobytes()) == digest
+    assert page.locator(".sr-bars b").all_inner_texts() == ["15,360 steps", f"{sum(steps):,} steps"]
+    for number, other in enumerate(other_faces(page), 1):
+        expected = drawn_in_python(upscaler, x, number, temperature=TEMPERATURE)[1]
+        assert short_digest(other.tobytes()) == expected
+    for part in (".sr-canvas", ".sr-cells"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= 844
+    for name in ("Other people", "Save card"):
+        button = page.get_by_role("button", name=name)
+        assert button.is_disabled()
+        assert "Press Start first" in button.get_attribute("title")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save", exact=True).click()
+    assert download.value.suggested_filename == "face.webp"
+    download.value.save_as(saved / "first.webp")
+    with Image.open(saved / "first.webp") as picture:
+        assert DRAWN in picture.info["xmp"].decode()
+        np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), face)
+    home = page.url
+    page.evaluate("hash => { location.hash = hash; }", f"x={'ECBA' * 64}")
+    page.get_by_text("Your pixels, enlarged", exact=True).wait_for()
+    assert page.inner_text(".sr-told") == ""  # one sentence: that of the download
+    page.go_back()
+    np.testing.assert_array_equal(drawn(page), face)
+    assert page.url == home
 
 
 def start_after_failures(page, folder):
@@ -105,9 +153,11 @@ def start_after_failures(page, folder):
     example = read_image(FACES[0])[0, 0].tobytes().hex()
     page.locator(f".sr-cells [aria-label='row 1, column 1: #{example}']").wait_for()
     first = page.inner_text("main")
-    assert re.search(r"download of \d\.\d MB, once", first)
+    assert re.search(r"Paint: downloads \d\.\d MB, once", first)
     assert "non-commercial research" in first
     assert "never use it to identify anyone" in first
+    assert page.locator("#more button:disabled").all_inner_texts() == [
+        "Show the steps", "Race", "Compare"]
     check_wcag(page, "before the start")
     assert not any("weights.bin" in one or ".wasm" in one for one in page.asked)
     weights = folder / "weights.bin"
@@ -147,15 +197,13 @@ def finish_bit_by_bit(page, upscaler, x):
 
 
 def race_compare_and_step(page, upscaler, x, steps):
-    for name in ("Compare it", "Race:", "Step through"):
-        page.locator("summary").filter(has_text=name).click()
-    page.get_by_role("button", name="Start the race").click()
+    for name in ("Show the steps", "Race", "Compare"):
+        page.get_by_role("button", name=name, exact=True).click()
     page.wait_for_selector("superres-race")
     assert page.locator("superres-stepper .sr-scrubber").evaluate_all(
         "all => all.map(({max}) => Number(max))") == steps
     page.get_by_text("15,360 steps: done").wait_for()
-    blocks = sum(drawn_in_python(upscaler, x, block=4)[0])
-    page.get_by_text(f"{blocks:,} steps: the same picture").wait_for()
+    page.get_by_text(f"{sum(steps):,} steps: the same picture").wait_for()
     page.locator("superres-viewer .sr-choice").nth(OTHERS).click()
     assert page.locator(".sr-right").inner_text() == f"Person {OTHERS}"
     assert page.get_by_text("As the model drew it").count() == 0  # this page finishes no faces
@@ -191,7 +239,7 @@ def paint_on_while_a_face_is_drawn(page):
 
 
 def open_links_without_a_network(page, upscaler):
-    page.get_by_text("and the page works offline").wait_for()
+    until(page, "navigator.serviceWorker.controller")
     before = address(page)
     page.context.set_offline(True)
     page.reload()
@@ -214,7 +262,8 @@ def open_links_without_a_network(page, upscaler):
 
 
 def reduce_as_in_training(page, rng):
-    photo = rng.integers(0, 256, (93, 117, 3), np.uint8)
+    """Upright squares, turned ones, and those beyond the photo."""
+    photo = rng.integers(0, 256, (893, 1117, 3), np.uint8)
     found = page.evaluate("""async ([content, squares]) => {
         const {readPhoto, reduced} = await import("./photos.js");
         const photo = new Blob([Uint8Array.from(content)], {type: "image/png"});
@@ -222,24 +271,85 @@ def reduce_as_in_training(page, rng):
         return squares.map(square => [8, 64].filter(size => size <= square[2]).map(
             size => Array.from(reduced(read, square, size))));
     }""", [list(encode_png(Picture(photo), None)), SQUARES])
-    for (left, top, side), sizes in zip(SQUARES, found, strict=True):
+    for (*place, turn), sizes in zip(SQUARES, found, strict=True):
         for size, pixels in zip((8, 64), sizes, strict=False):
-            expected = area_reduce(photo[top:top + side, left:left + side], size, size)
+            expected = area_reduce(Crop(*place, turn=turn).take(photo), size, size)
             assert short_digest(bytes(pixels)) == short_digest(expected.tobytes())
+
+
+def scenes():
+    """Photos: a large one of a face that is turned and off-centre, one of two faces, and one of
+    none."""
+    person, scene = Image.fromarray(data.astronaut()), Image.fromarray(data.coffee())
+    one, two = scene.resize((2500, 1700)), scene.resize((900, 500))
+    turned = person.resize((1200, 1200)).convert("RGBA").rotate(-14, Image.Resampling.BICUBIC)
+    one.paste(turned, (1200, 350), turned)
+    two.paste(person.resize((450, 450)), (20, 30))
+    two.paste(person.resize((380, 380)), (500, 60))
+    return [np.asarray(image) for image in (one, two, scene)]
+
+
+def find_the_faces_that_python_finds(page, photos):
+    """Find them to the pixel, and see a face in what the model draws of one alone."""
+    found = page.evaluate("""async photos => {
+        const {findFaces} = await import("./finder.js"), found = [];
+        for (const content of photos) {
+            const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+            found.push(await findFaces(await createImageBitmap(new Blob([bytes]))));
+        }
+        return found.map(faces => faces.map(({x, y, side, turn, doubt}) =>
+            [x, y, side, turn, doubt]));
+    }""", [base64.b64encode(encode_png(Picture(photo), None)).decode() for photo in photos])
+    assert [len(faces) for faces in found] == [1, 2, 0]
+    for faces, photo in zip(found, photos, strict=True):
+        np.testing.assert_allclose(np.reshape(faces, (-1, 5)), find_faces(photo), atol=1e-6)
+    is_face = """async () => {
+        const image = document.querySelector("img.sr-drawn");
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+        canvas.getContext("2d").drawImage(image, 0, 0);
+        return (await import("./finder.js")).hasFace(canvas);
+    }"""
+    assert page.evaluate(is_face) is True
+    page.get_by_role("button", name="Smiley", exact=True).click()
+    page.wait_for_url("**#x=*&d=*")
+    drawn(page)
+    assert page.evaluate(is_face) is False
+
+
+def choose_one_of_two_faces(page, photo, folder):
+    """Choose by the keyboard, and again after the box has had its pixels."""
+    Image.fromarray(photo).save(folder / "two.png")
+    upload(page, folder / "two.png")
+    page.get_by_text("Which face? 2 were found.").wait_for()
+    check_wcag(page, "two faces")
+    check_fits(page, 390)
+    for number, crop in enumerate(choose_crops(photo, TASK), 1):
+        if number > 1:
+            page.get_by_role("button", name="Move the frame").press("Enter")
+        page.get_by_role("button", name=f"Found face {number}").press("Enter")
+        page.locator(".sr-crop").press("Enter")
+        cells = area_reduce(crop.take(photo), 8, 8)
+        until(page, f"document.querySelector('.sr-cells [role=gridcell]').ariaLabel.endsWith("
+              f"'#{cells[0, 0].tobytes().hex()}')")
+        np.testing.assert_array_equal(painted(page), cells)
 
 
 def crop_a_photo(page, folder):
     photo = data.astronaut()
     Image.fromarray(photo).save(folder / "photo.png")
     upload(page, folder / "photo.png")
-    page.get_by_text("This page looks for no faces").wait_for()
     frame = page.get_by_role("slider", name="Crop of the photo")
-    for key in ("-", "-", "ArrowUp", "ArrowRight"):
+    (crop,) = choose_crops(photo, TASK)
+    place = (f"Found face (clear): {crop.size}x{crop.size} pixels from column {crop.left}, row "
+             f"{crop.top}, turned by {crop.degrees} degrees.")
+    page.get_by_text(place).wait_for()
+    check_wcag(page, "a frame")
+    for key in ("-", "-", "ArrowUp", "ArrowRight", "Enter"):
         frame.press(key)
-    left, top, side = (int(page.locator("superres-crop input").nth(at).input_value())
-                       for at in range(3))
-    assert side < 500
-    square = photo[top:top + side, left:left + side]
+    square = Crop(*(int(page.locator(".sr-numbers input").nth(at).input_value())
+                    for at in range(3)), turn=crop.turn).take(photo)
+    assert len(square) < crop.size
     cells = area_reduce(square, 8, 8)
     page.locator(f".sr-cells [aria-label$='#{cells[0, 0].tobytes().hex()}']").first.wait_for()
     np.testing.assert_array_equal(painted(page), cells)
@@ -264,6 +374,7 @@ def crop_a_photo(page, folder):
 def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page, folder, tmp_path,
                                                                            rng):
     upscaler = superres.load("celeba-8to64", "cpu")
+    see_the_first_face(page, upscaler, folder, tmp_path)
     start_after_failures(page, folder)
     x, steps = draw_what_python_draws(page, upscaler)
     save_marked_pictures(page, tmp_path)
@@ -272,4 +383,8 @@ def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page,
     paint_on_while_a_face_is_drawn(page)
     open_links_without_a_network(page, upscaler)
     reduce_as_in_training(page, rng)
+    photos = scenes()
+    choose_one_of_two_faces(page, photos[1], tmp_path)
+    drawn(page)
+    find_the_faces_that_python_finds(page, photos)
     crop_a_photo(page, tmp_path)

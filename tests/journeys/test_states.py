@@ -15,10 +15,8 @@ from tests.journeys.helpers import check_fits, check_wcag, decode, open_settings
 from tests.web.helpers import ALL, FACES, FAST, wait
 
 OTHER = Visitor("192.0.2.1", "other")
-NOTES = {"waiting": "This is an earlier result.", "stale": "This result is of the earlier input or "
-         "settings."}
 WORDS = {"stale": "The input or a setting has changed since this result.",
-         "failed": "The decoding failed.", "stopping": "Stopping",
+         "stopping": "Stopping",
          "stopped": "Stopped before the end."}
 
 
@@ -34,7 +32,7 @@ class Tab(NamedTuple):
 
 
 UPSCALE, BATCH, TRANSLATE = TABS = (
-    Tab("Upscale", "", "results", ["Upscale", "Race", "Draw samples"]),
+    Tab("Upscale", "", "results", ["Show the steps", "Race", "Draw samples"]),
     Tab("Batch", "-batch", "batch", ["Upscale all"]),
     Tab("Translate", "-text", "translation", ["Translate", "Race"], "Translating"))
 ALL_TABS = pytest.mark.parametrize("tab", TABS, ids=[tab.name for tab in TABS])
@@ -105,27 +103,26 @@ class Visit:
         self.bar.locator("[role=status]").get_by_text(text, exact=True).wait_for()
 
     def note_in(self, state):
-        """Return the note that must be above the result in a state, if it is an earlier one."""
+        """Return the note that must be above the result in a state: why a decode failed."""
+        if state != "failed":
+            return ""
         is_there = self.page.locator(f"#{self.tab.view} .sr-result").count()
-        if state == "failed":
-            return ("The server is stopping; try again in a "
-                    f"minute.{' This is not its result.' if is_there else ''}")
-        if state in ("stopping", "stopped"):
-            return is_there and ("This result is unfinished." if self.has_turn
-                                 else NOTES["waiting"])
-        return is_there and NOTES.get(state)
+        return ("The server is stopping; try again in a "
+                f"minute.{' The result below is an earlier one.' if is_there else ''}")
 
     def looks(self, state):
-        """Check what the page shows in a state: words, buttons, and a note above a result that is
-        an earlier one."""
-        page, notes = self.page, self.page.locator(f"#{self.tab.view} > .sr-stale")
+        """Check what the page shows in a state: one sentence, buttons, and pale pictures if they
+        are earlier or unfinished ones."""
+        page, notes = self.page, self.page.locator(f"#{self.tab.view} > .sr-failed")
         # the earlier result of a batch may leave at any moment, and its note with it
         wait(lambda: notes.all_inner_texts() == [note for note in [self.note_in(state)] if note])
         shown = f"#{self.tab.view} :is(img, canvas, .sr-text)"
         wait(lambda: set(page.locator(shown).evaluate_all(
             "all => all.map(one => getComputedStyle(one).filter.includes('grayscale'))"))
-            <= {bool(self.note_in(state))})
-        if state != "fresh":
+            <= {state not in ("running", "fresh")})
+        if state == "failed":
+            wait(lambda: self.bar.locator("[role=status]").inner_text() == "")  # said above
+        elif state != "fresh":
             self.says({"waiting": "Waiting: 1 is before you", "running": self.tab.verb,
                        **WORDS}[state])
         is_busy = state in ("waiting", "running", "stopping")
@@ -158,11 +155,10 @@ class Visit:
         self.frames.hold()
         wait(lambda: not self.demo.decoding._turns._inside + self.demo.decoding._turns._waiting, 30)
         self.hold()
-        self.has_turn, self.begun = False, self.begun + 1
+        self.begun += 1
         self.page.click(f"#run{self.tab.suffix}")
 
     def turn(self):
-        self.has_turn = True
         self.held.close()
         self.frames.release()
 
@@ -241,9 +237,8 @@ def test_each_event_leads_to_its_state_and_to_no_other(walker, tab):
 def check_bar(walker, state):
     """Assert that the bar is at the lower edge of a narrow screen, fits, and hides nothing."""
     page = walker.page
-    for note in page.locator("#results > .sr-stale").all():
-        # its begin has brought it into view
-        assert state != "waiting" or 0 <= note.bounding_box()["y"] <= 600
+    if state == "waiting":  # its begin has brought the results into view
+        assert 0 <= page.locator("#results").bounding_box()["y"] <= 600
     bar, buttons = walker.bar.bounding_box(), walker.bar.locator("button:visible")
     boxes = [button.bounding_box() for button in buttons.all()]
     assert bar["y"] + bar["height"] == 800
@@ -291,7 +286,6 @@ def test_a_request_that_the_server_does_not_take_fails_and_says_so(visit):
     page.route("**/queue/join*", lambda route: route.fulfill(status=503, json={"detail": "full"}))
     page.click("#run")
     page.get_by_text("The server did not answer; try again in a minute.").wait_for()
-    page.locator(".sr-actions").get_by_text("The decoding failed.").wait_for()
 
 
 def test_the_focus_goes_to_stop_and_back_and_results_come_into_view(visit, frames):

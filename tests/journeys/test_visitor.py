@@ -98,7 +98,7 @@ def stop_a_decode(page, demo, frames):
     frames.release(ALL)
     page.locator(".sr-actions").get_by_text("Stopped before the end.").wait_for()
     assert "100 %" not in page.inner_text("#results")
-    assert page.inner_text("#results > .sr-stale") == "This result is unfinished."
+    assert page.locator("#results[data-old]").count() == 1
     assert page.locator("#results superres-viewer").count() == 0
     block_size.fill("10")  # and the next decode works
     block_size.press("Enter")
@@ -108,7 +108,9 @@ def compare_a_photo(page):
     choose_astronaut(page)
     decode(page)
     for summary in page.locator("#results .sr-fold > summary").all():
-        summary.click()
+        if not summary.evaluate("summary => summary.parentElement.open"):
+            summary.click()
+    assert page.locator("superres-stepper").bounding_box()["x"] > 640  # beside the face
     captions = page.locator("#results [aria-label='Side by side'] figcaption").all_inner_texts()
     names = [caption.split(":")[0].split("\n")[0] for caption in captions[:4]]
     assert names == ["Input, 8x8", "Lanczos", "superres, 32x32", "Truth"]
@@ -117,7 +119,9 @@ def compare_a_photo(page):
         getComputedStyle(image).imageRendering, image.clientWidth % image.naturalWidth,
         image.alt])""")
     assert len(pictures) > 5
-    assert all(rendering == "pixelated" and rest == 0 and alt for rendering, rest, alt in pictures)
+    assert all(rest == 0 and alt for _, rest, alt in pictures)
+    # only the two at the divider are smooth
+    assert [rendering for rendering, _, _ in pictures].count("pixelated") == len(pictures) - 2
 
 
 def race(page):

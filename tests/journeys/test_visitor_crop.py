@@ -20,6 +20,7 @@ from tests.journeys.helpers import (
     check_wcag,
     choose_face,
     drag,
+    drawn,
     face_for,
     pixels,
     see_as_drawn,
@@ -92,15 +93,36 @@ def two_faces(tmp_path_factory):
     return path
 
 
+def accept(page):
+    """Use the square, and wait until the server shows it, and the paint box its faces: nothing
+    moves then."""
+    page.get_by_role("button", name="Use this face").click()
+    settle(page)
+    page.wait_for_selector(".sr-paint[data-state=drawn] .sr-others.sr-quiz img")
+
+
+def reopen(page):
+    page.get_by_role("button", name="Move the frame").click()
+
+
 def open_photo(page, path):
-    """Upload a photo, and wait until the server shows its square, and the paint box its faces:
-    nothing moves then."""
+    """Upload a photo, and wait until its frame has the place of the paint box."""
     photo = "(document.querySelector('superres-crop')?.dataset.photo ?? null)"
     before = page.evaluate(photo)
+    if page.is_visible(".sr-framing"):
+        page.locator(".sr-crop").press("Escape")
     upload(page, path)
     page.wait_for_function(f"before => {photo} !== before", arg=before)
-    settle(page)
-    page.wait_for_selector(".sr-others.sr-quiz img", state="attached")
+    page.get_by_role("button", name="Use this face").wait_for()
+    assert not page.is_visible(".sr-cells")
+
+
+def go_back_to_the_box(page, face, cells):
+    """Without the photo, the box is as it was; its frame comes again."""
+    page.get_by_role("slider", name="Crop of the photo").press("Escape")
+    np.testing.assert_array_equal(drawn(page), face)
+    assert page.inner_html(".sr-cells") == cells
+    page.get_by_role("button", name="Frame the photo").click()
 
 
 def by_keyboard_and_numbers(page, astronaut):
@@ -129,8 +151,9 @@ def by_keyboard_and_numbers(page, astronaut):
     assert square(page) == [412, 45, 100, -10]
     assert ("Your crop: 100x100 pixels from column 412, row 45, turned by -10 "
             "degrees." in page.inner_text(".sr-where"))
-    settle(page)
+    accept(page)
     np.testing.assert_array_equal(preview(page), reduced(astronaut, [412, 45, 100, -10]))
+    reopen(page)
 
 
 def by_mouse(page, demo, astronaut):
@@ -140,6 +163,7 @@ def by_mouse(page, demo, astronaut):
     assert moved[2:] == first[2:]
     assert moved[:2] == pytest.approx([first[0] - 60 * scale(page), first[1] + 45 * scale(page)],
                                       abs=2)
+    page.locator(".sr-crop").press("Enter")
     settle(page)
     np.testing.assert_array_equal(preview(page), reduced(astronaut, moved))
     page.click("#run")
@@ -148,6 +172,7 @@ def by_mouse(page, demo, astronaut):
     np.testing.assert_array_equal(pixels(link.get_attribute("href")),
                                   face_for(demo, reduced(astronaut, moved)))
     assert f"--crop {','.join(map(str, moved))}" in page.locator("#results").inner_html()
+    reopen(page)
 
 
 def corner(page, across, down):
@@ -175,8 +200,9 @@ def by_turning(page, astronaut):
         assert square(page)[3] == pytest.approx(5 * round((before + degrees) / 5) if shift
                                                 else before + degrees, abs=2)
         assert square(page)[3] % 5 == 0 or not shift
-    settle(page)
+    accept(page)
     np.testing.assert_array_equal(preview(page), reduced(astronaut, square(page)))
+    reopen(page)
     for across, down in ((1, 1), (-1, 1)):
         before, fixed, turn = square(page), corner(page, -across, -down), square(page)[3]
         by = complex(across * 20, down * 20) * cmath.rect(1, math.radians(turn))
@@ -205,7 +231,7 @@ def by_corners(page):
     assert square(page) == [0, 0, 512, 0]
     move(page, middle(page), (50, 50))
     assert square(page) == [0, 0, 512, 0]
-    photo = page.locator("superres-crop img").bounding_box()
+    photo = page.locator(".sr-picture img").bounding_box()
     move(page, middle(page, ".sr-ne"), (-100, 100))
     kept = square(page)
     move(page, (photo["x"] + photo["width"] - 5, photo["y"] + 5), (-50, 50))  # beside the crop
@@ -216,7 +242,9 @@ def test_the_crop_obeys_keyboard_mouse_and_corners_stays_in_the_photo_and_is_dec
     visit, demo, astronaut, tmp_path
 ):
     page = visit()
+    before = drawn(page), page.inner_html(".sr-cells")
     open_photo(page, astronaut)
+    go_back_to_the_box(page, *before)
     (found,) = choose_crops(read_image(astronaut), TASK)
     assert square(page) == as_found(found)
     assert found.turn
@@ -230,7 +258,8 @@ def test_the_crop_obeys_keyboard_mouse_and_corners_stays_in_the_photo_and_is_dec
     open_photo(page, tmp_path / "coffee.png")
     assert ("No face was found, so the centre: 400x400 pixels from column 100, row "
             "0." in page.inner_text(".sr-where"))
-    assert "Is this a face?" in page.inner_text("superres-crop")
+    assert "Is this a face?" in page.inner_text(".sr-framing")
+    page.get_by_role("button", name="Back").click()
     choose_face(page, 0)  # an 8x8 picture has no crop
     page.wait_for_selector("superres-crop", state="detached")
 
@@ -250,17 +279,23 @@ def test_every_found_face_can_be_chosen_on_a_narrow_screen_and_the_largest_is_fi
     one.press("Enter")
     assert square(page) == left
     assert [button.get_attribute("aria-pressed") for button in (one, two)] == ["true", "false"]
-    settle(page)
+    assert "Which face? 2 were found." in page.inner_text(".sr-framing")
+    accept(page)
     np.testing.assert_array_equal(preview(page), reduced(two_faces, left))
-    two.click()
+    reopen(page)
+    page.locator(".sr-found").nth(1).locator("span").click()
     assert square(page) == right
+    page.locator(".sr-crop").press("Escape")
+    assert square(page) == left
+    reopen(page)
+    two.click()
     page.get_by_text("Crop in numbers").click()
-    check_wcag(page, "crop", "superres-crop")
+    check_wcag(page, "frame", "superres-paint")
     move(page, middle(page), (2000, 0))  # the handles of a small crop do not widen the page
     move(page, middle(page, ".sr-nw"), (2000, 2000))
     check_fits(page, 390)
     targets = page.evaluate("""[...document.querySelectorAll(
-        'superres-crop :is(button, input, summary, .sr-handle, .sr-turn)')]
+        '.sr-framing :is(button, input, summary, .sr-handle, .sr-turn)')]
         .map(target => target.getBoundingClientRect())
         .map(({width, height}) => Math.min(width, height))""")
     assert min(targets) >= 24
@@ -294,8 +329,7 @@ def test_a_finger_moves_the_crop_and_scrolls_the_page_beside_it(visit, astronaut
     swipe(middle(page, ".sr-sw"), (along.real, along.imag))
     grown = side + 25 * scale(page)
     page.wait_for_function(f"Math.abs({SQUARE}[2] - {grown}) <= 3")
-    settle(page)  # nothing moves under the finger
-    kept, photo = square(page), page.locator("superres-crop img").bounding_box()
+    kept, photo = square(page), page.locator(".sr-picture img").bounding_box()
     swipe((photo["x"] + 15, photo["y"] + photo["height"] - 10), (0, -120))
     page.wait_for_function(f"scrollY > {scrolled + 50}")
     assert square(page) == kept

@@ -61,6 +61,11 @@ STORED = ("(() => { try { return sessionStorage.getItem('superres-kept'); } catc
 # Two pictures and the strip
 
 
+def enlarged(image, zoom=1):
+    scale = zoom * LARGE // len(image)
+    return image.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
 def check_seen(page, zoom=1, x=0.0, y=0.0):
     """Assert that the screen shows whole pixels of both pictures, the same part of each, that
     begins at (x, y)."""
@@ -69,10 +74,9 @@ def check_seen(page, zoom=1, x=0.0, y=0.0):
     assert page.locator(".sr-zoom output").inner_text() == f"{zoom}x"
     for side, half in HALVES.items():
         image = shown(page, side)
-        scale = zoom * LARGE // len(image)
-        enlarged = image.repeat(scale, axis=0).repeat(scale, axis=1)
         np.testing.assert_array_equal(
-            screen[half], enlarged[top:top + LARGE, left:left + LARGE][half])
+            screen[half], enlarged(image, zoom)[top:top + LARGE, left:left + LARGE][half])
+    assert page.locator(".sr-invite").is_hidden()
 
 
 def names(page, side):
@@ -82,6 +86,10 @@ def names(page, side):
 def choose_sides(page):
     choose_astronaut(page)
     upscale(page)
+    assert page.get_by_label(DIVIDER).input_value() == "0"  # the whole face is seen, smooth
+    assert page.locator(".sr-invite").inner_text() == "Drag to compare with: Input, 8x8"
+    assert (seen(page) != enlarged(shown(page))).any()
+    page.locator("superres-viewer").get_by_label("Pixels").check()  # from now on
     listed = ["Input, 8x8", "Lanczos", "Truth", "superres, 32x32", "Finished, 32x32"]
     assert names(page, "Left side") == names(page, "Right side") == listed
     check_seen(page)
@@ -316,7 +324,8 @@ def choose_and_keep_a_sample(page, demo):
 
 
 def make_results_stale_by_the_input_and_by_a_setting(page, demo):
-    stale = page.locator("#results > .sr-stale")
+    stale = page.locator("#results[data-old]")
+    said = page.locator(".sr-actions:has(#run) [role=status]")
     for change in (lambda: page.get_by_role("button", name=LABELS[4]).click(),
                    lambda: page.get_by_label("number input for Block size").first.fill("3")):
         decode(page)
@@ -325,7 +334,7 @@ def make_results_stale_by_the_input_and_by_a_setting(page, demo):
         assert page.evaluate(style) == "none"
         change()
         stale.wait_for()
-        assert stale.inner_text() == "This result is of the earlier input or settings."
+        assert said.inner_text() == "The input or a setting has changed since this result."
         assert "opacity" in page.evaluate(style)
     decode(page)
     assert stale.count() == 0

@@ -22,6 +22,7 @@ from tests.journeys.helpers import (
     shown,
     upload,
     upscale,
+    use_face,
 )
 from tests.web.helpers import FACES
 
@@ -165,7 +166,6 @@ def test_a_face_is_stepped_through_and_played_and_so_is_every_sample(visit, demo
     recorded = record(demo.decoding.upscaler, monkeypatch)
     page = visit()
     decode(page)
-    page.locator("#results summary", has_text="Step through it").click()
     page.wait_for_selector("#results superres-stepper canvas")
     assert value(page) == 1  # where there is most to see, with all steps ahead
     walk(page, recorded)
@@ -199,7 +199,7 @@ def compared(page):
 def begin_at_the_second_stage(page, upscaler, folder):
     Image.fromarray(data.astronaut()).save(folder / "photo.png")
     upload(page, folder / "photo.png")
-    page.wait_for_function("document.querySelector('superres-crop')?.data?.width === 512")
+    use_face(page)
     page.get_by_label(CHOICE).check()
     input_becomes(page, 32)
     upscale(page)
@@ -215,10 +215,12 @@ def begin_at_the_second_stage(page, upscaler, folder):
 
 def choose_the_size_of_the_input(page):
     choice = page.get_by_label(CHOICE)
-    page.get_by_text("Crop in numbers").click()
     for side, is_visible in ((31, False), (32, True)):
+        page.get_by_role("button", name="Move the frame").click()
+        page.locator(".sr-framing details").evaluate("details => { details.open = true; }")
         page.get_by_label("Side, pixels").fill(str(side))
         page.get_by_label("Side, pixels").press("Enter")
+        use_face(page)
         choice.wait_for(state="visible" if is_visible else "hidden")
         input_becomes(page, 32 if is_visible else 8)
     page.get_by_label("8x8", exact=True).check()
@@ -236,7 +238,6 @@ def choose_the_size_of_the_input(page):
 
 
 def step_through_both_stages(page, upscaler):
-    page.locator("#results summary", has_text="Step through it").click()
     assert page.locator("#results superres-stepper").count() == 2
     page.locator("#results .sr-scrubber").last.press("Home")
     source = read_image(FACES[0])
@@ -290,7 +291,10 @@ def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, c
                                     f"{COUNTS}")
     assert f"{most:,} of 15,360 steps" in single  # on its way, when the blocks are done
     assert f"{most:,} steps: the same picture" in blocks
+    verdict = still.locator(".sr-verdict")
+    assert verdict.inner_text().endswith("Which one takes fewer steps?")
     still.evaluate("document.querySelector('superres-race').show(1e9)")
+    assert verdict.inner_text() == f"15,360 steps beside {most:,}: the same picture"
     for page, width in ((still, 390), (moving, 1280)):
         page.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
         for uri in page.evaluate(CANVASES):

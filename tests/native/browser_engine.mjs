@@ -13,8 +13,9 @@ try {
   console.log(JSON.stringify({ error: error.message }));
   process.exit();
 }
-const answered = answers.map(({ cells, way }) => {
+const answered = answers.map(({ cells, way, drafting }) => {
   try {
+    if (drafting) return [...core.draft(Uint8Array.from(cells), drafting)].at(-1);
     const pictures = [...core.upscale(Uint8Array.from(cells), way)], last = pictures.at(-1);
     return {
       ...last, pixels: Array.from(last.pixels), pictures: pictures.length, beginning: pictures.every(({ stage, side, pixels, tokens }, at) =>

@@ -3,6 +3,7 @@ whatever the variant."""
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from base64 import urlsafe_b64encode
@@ -82,9 +83,9 @@ def sources():
     return np.concatenate([faces, faces[:, :, ::-1], 255 - (255 - faces) // 2, mixed])
 
 
-def asked(folder, questions, variant=""):
+def asked(folder, questions, variant="", kind="way"):
     """Return what the engine answers to (source, way)."""
-    given = [{"cells": source.flatten().tolist(), "way": way} for source, way in questions]
+    given = [{"cells": source.flatten().tolist(), kind: way} for source, way in questions]
     words = native_kernels.node(), SCRIPT, folder, *([variant] if variant else [])
     return json.loads(printed(*words, input=json.dumps(given)))
 
@@ -188,6 +189,41 @@ def test_any_pictures_are_finished_with_the_bits_of_python(rng):
     for pair, source, (mean, sharp) in zip(drawn, inputs, found, strict=True):
         assert mean == mean_of(pair, source, "mean").flatten().tolist()
         assert sharp == sharpened(pair[0], source).flatten().tolist()
+
+
+def test_drafts_are_those_of_the_compiled_engine_and_go_on_after_any_of_their_tokens(
+    folder, upscaler, sources,
+):
+    from superres.decoding.drafting import drafted
+    from superres.web.draft import left_of
+
+    first, source = upscaler.at_size(32), sources[1]
+    draft = functools.partial(drafted, first.scoring, first.limits,
+                              first.source_tokens(source[None])[0], block_size=10, epsilon=12)
+    left = left_of(source, 32, 10)
+    whole = draft([], calls=3072, propose=left)
+    begun, mine = whole.tokens[:1001], [whole.tokens[1001], 90, 250]
+    expected = [whole, draft([], calls=3072), draft(begun, calls=30, propose=left),
+                draft(begun, calls=1, propose=lambda _: mine[1:]), draft(begun, calls=0)]
+    common = {"blockSize": 10, "epsilon": 12}
+    questions = [{"by": "left", "calls": 3072}, {"by": "heads", "calls": 3072},
+                 {"by": "left", "calls": 30, "tokens": begun},
+                 {"by": mine[1:], "tokens": begun}, {"calls": 0, "tokens": begun}]
+    # the memory goes on with a draft, unless another picture was drawn in it
+    half = {**questions[2], "calls": 15}
+    answers = asked(folder, [*((source, {**common, **one}) for one in [*questions, half])],
+                    kind="drafting")
+    for one, answer in zip(expected, answers["answers"], strict=False):
+        for name in ("tokens", "accepted", "pending"):
+            assert answer[name] == getattr(one, name), name
+    then = answers["answers"][-1]
+    joined = [(source, {**common, **half}), (source, {**common, **half,
+                                                      "tokens": begun + then["tokens"]})]
+    *_, following = asked(folder, joined, kind="drafting")["answers"]
+    assert then["accepted"] + following["accepted"] == expected[2].accepted
+    wrong = asked(folder, [(source, {**common, "tokens": [255] * 700})], kind="drafting")
+    assert wrong["answers"] == [{"error": "RangeError: these tokens are not of this picture; "
+                                          "begin again"}]
 
 
 def test_24_exact_pictures_are_those_of_one_token_per_step_and_reduce_to_their_inputs(folder,

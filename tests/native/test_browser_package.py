@@ -53,7 +53,7 @@ def test_the_types_have_the_properties_that_the_code_describes():
     described = {kind: {(squeezed(types), name, bool(optional))
                         for types, optional, name in PROPERTY.findall(text)}
                  for kind, text in TYPEDEF.findall(read("superres.js"))}
-    assert {"Way", "Stage", "Picture", "Info"} <= described.keys()
+    assert {"Way", "Stage", "Picture"} <= described.keys()
     declared = bodies("superres.d.ts")
     for kind, properties in described.items():
         assert {(squeezed(types), name, bool(optional)) for name, optional, types in re.findall(

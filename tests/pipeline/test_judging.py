@@ -354,7 +354,7 @@ def test_the_page_shows_the_likeliest_sample_first_and_where_to_rely_on_it(calib
     assert last.bits_per_dim.tolist() == sorted(last.bits_per_dim)
     alone = upscaler.decode(subject.source[None], SAMPLED, keys=[keys[last.samples[0] - 1]])
     assert (last.images[0] == alone.images[0]).all()
-    viewer = viewer_html(upscaler, subject, SAMPLED, last)
+    viewer, _ = viewer_html(upscaler, subject, SAMPLED, last)
     places = [viewer.index(f"face-{number}.png") for number in last.samples]
     assert places == sorted(places)
     assert f"{last.bits_per_dim[0]:.3f} bits per pixel value" in viewer

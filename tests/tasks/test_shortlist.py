@@ -131,6 +131,8 @@ def test_a_checkpoint_reads_the_shortlists_in_its_folder(tmp_path, capsys, monke
     assert run(["translate", pairs.source[0], "Xylophones!", "--checkpoint", str(folder),
                 "--device", "cpu"]) == 0
     assert capsys.readouterr().err == (
+        'superres: 2 of 2 lines have words that the model hardly knows: line 1: "runs", line 2: '
+        '"Xylophones"\n'
         "superres: the model knows toys only, so 1 of 2 translations may be wrong: line 2\n")
     (folder / SHORTLIST).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="remove the file"):

@@ -21,10 +21,11 @@ from superres.cli import app
 from superres.config import BeamConfig, DecodeConfig
 from superres.decoding.trace import RowTrace
 from superres.errors import CheckpointError, InvalidInputError
-from superres.pipeline.line_translation import trace_lines
+from superres.pipeline.line_translation import TranslationSummary, line_notes, trace_lines
 from superres.pipeline.translated import Translated, Translation
 from superres.pipeline.translator import Translator
 from superres.pipeline.upscaler import Upscaler
+from superres.tasks.word_marks import repetition
 from superres.web.decoding import VisitorDecoding
 from superres.web.translate_tab import (
     MAX_CHARACTERS,
@@ -218,6 +219,41 @@ def test_the_bundled_checkpoint_is_taken_where_it_is_and_a_named_one_must_be_the
     assert late.expected == late.default == loaded.default
     assert late.revision == loaded.revision
     assert [*late.stream(["A dog runs."])][-1].texts == loaded(["A dog runs."]).texts
+    see_what_is_wrong_at_its_line(loaded)
+
+
+def see_what_is_wrong_at_its_line(translator):
+    """The page, a program and the command say it of the same lines, in the same words."""
+    noted = {"A dog runs.": [], "Stone stairway to a wooden gate.": ['repeats "Treppe"'],
+             "A quokka plays in snow.": ['the model hardly knows "quokka"'],
+             "A dog sees 東京 in the snow.": ['the model hardly knows "東京"',
+                                             "the model knows captions of photographs only"],
+             "A woman woman is running.": []}
+    lines = list(noted)
+    result = translator(lines)
+    assert [line_notes(line) for line in result] == list(noted.values())
+    report = report_of(translator, translator.default, result)
+    assert [line["notes"] for line in report["lines"]] == list(noted.values())
+    html = translations_html(translator, lines, {"": result})
+    assert re.findall('lang="en">(.*?)</small>', html) == [
+        "Repeats &quot;Treppe&quot;.", "The model hardly knows &quot;quokka&quot;.",
+        "The model hardly knows &quot;東京&quot;; the model knows captions of photographs only."]
+    assert notes_of(result) == [
+        '1 of 5 translations repeat words: line 2: "Treppe"',
+        '2 of 5 lines have words that the model hardly knows: line 3: "quokka", line 4: "東京"',
+        "the model knows captions of photographs only, so 1 of 5 translations may be wrong: line 4"]
+    # neither is what stands in the source, nor what begins a clause
+    assert [repetition(*pair) for pair in (
+        ("a very very old dog", "ein sehr sehr alter Hund"),
+        ("women who cross the street", "Frauen, die die Straße überqueren"),
+        ("the lamps", "die Lampen der Lampen der Stadt"), ("you", "Sie Sie"))] == [
+            "", "", "Lampen der", "Sie"]
+
+
+def notes_of(result):
+    summary = TranslationSummary()
+    summary.add(result)
+    return summary.notes()
 
 
 # The endpoint

@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from superres.config import DecodeConfig
+from superres.decoding.acceptance import Distance
 from superres.decoding.algorithm import Algorithm
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.plain.blockwise import PlainDecoder
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.plain.lookahead.iteration import LookaheadDecoder
 from superres.decoding.proposers.proposer import sources_at, with_proposer_state
-from superres.interfaces import Bool, Float32, Float64, Int64, Network
+from superres.errors import ConfigError
+from superres.interfaces import NO_DRAFTS, Bool, Float32, Float64, Int64, Network
 from superres.sessions import EngineModel, ScoringModel, Sources, TensorDecoder
 from superres.system.precision import float32_products
 from superres.system.torch_threads import TorchThreads
@@ -213,6 +216,21 @@ class PlainRows:
 
     def resize(self, block_size: int) -> None:
         self.resizable, self.plain.block_size = True, block_size
+
+    def pending(self) -> Int64:
+        return np.asarray(self.plain.state.proposals[:, : self.block_size].cpu().numpy())
+
+    @door
+    def offer(self, tokens: Int64) -> None:
+        plain = self.plain
+        takes = type(plain) is PlainDecoder and not plain.samplers.speculative
+        if self.compiled or plain.confident is not None or not takes:
+            raise ConfigError(NO_DRAFTS)
+        plain.state.block_size = tokens.shape[1]
+        plain.state.proposals[:, : tokens.shape[1]] = self._tensor(tokens)
+
+    def accept(self, epsilon: int) -> None:
+        self.plain.criterion = Distance(DecodeConfig(accept="distance", epsilon=epsilon))
 
     @door
     def replace(self, rows: Int64, encoded: TensorSources, keys: Int64) -> None:

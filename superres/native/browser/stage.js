@@ -2,7 +2,8 @@
 // superres/pipeline/browser_export.py writes the image of the memory.
 
 export const CHANNELS = 3;
-const INTENSITIES = 256, UNLIMITED = 2n ** 22n;
+export const INTENSITIES = 256;
+const UNLIMITED = 2n ** 22n;
 const PANEL = 32, GROUP = 4, POINTS = 6;  // of cpp/abi.h and kernels/convolution.h
 
 /** Return the SHA-256 (FIPS 180-4) of bytes, as bytes. The browser's own exists only in pages from https. */
@@ -179,6 +180,7 @@ export class StageMemory {
     this.numbers(Float32Array, at.deviation, this.length + 2).fill(0);
     this.numbers(BigInt64Array, at.bounds, 2 * (this.length + 1)).set(boundsOf(source, this.about));
     this.size = size;
+    this.drafted = null;  // the draft that it goes on with, which this ends
   }
 
   /** Do up to `count` iterations, and return the trace of each: position, accepted tokens, proposals. */
@@ -188,6 +190,25 @@ export class StageMemory {
     if (this.numbers(BigInt64Array, at.not_finite, 1)[0]) throw new Error("The model's scores are not finite: the weights are damaged. Load the page again.");
     const record = Array.from(this.numbers(BigInt64Array, at.record, made * (heads + 2)), Number);
     return Array.from({length: made}, (_, n) => record.slice(n * (heads + 2), n * (heads + 2) + 2 + this.size));
+  }
+
+  /** Return p1's next choice, and the prediction heads' proposals after it. */
+  pending() {
+    return Array.from(this.numbers(BigInt64Array, this.about.at.proposals, this.size), Number);
+  }
+
+  /** Verify tokens from outside; the first is p1's choice, or one of a decode that is repeated. Return how many are accepted. */
+  offer(tokens) {
+    this.numbers(BigInt64Array, this.about.at.proposals, tokens.length).set(tokens.map(BigInt));
+    this.set("block_size", tokens.length);
+    const [[, accepted]] = this.iterate(1);
+    this.set("block_size", this.size);
+    return accepted;
+  }
+
+  /** Accept tokens within `epsilon` of p1's choice from now on. */
+  accept(epsilon) {
+    this.set("bound", epsilon);
   }
 
   /** Return the pixels of the first `count` tokens; the others are 0. */

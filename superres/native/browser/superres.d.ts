@@ -21,9 +21,11 @@ export interface Way {
   sample?: number;
   /** Side of the picture in pixels: that of a stage's output, by default the last one's. */
   size?: number;
+  /** "none" by default; "mean" averages the pictures of the input and of the mirrored one, "sharp" three samples; both sharpen. */
+  finish?: "none" | "mean" | "sharp";
 }
 
-/** A finished stage. */
+/** A complete decode of a stage; finishing needs several of the first stages. */
 export interface Stage {
   /** Side of its output in pixels. */
   side: number;
@@ -36,11 +38,13 @@ export interface Stage {
   accepted: number[];
   /** Proposals of each step. */
   proposed: number[][];
+  /** Whether it is that of the mirrored input, and mirrored as that is. */
+  isMirrored?: boolean;
 }
 
 /** A picture, complete or under way. */
 export interface Picture {
-  /** 0, 1, ...: the stage under way. */
+  /** 0, 1, ...: the decode under way, of `stages`. */
   stage: number;
   /** Side of the stage's output in pixels. */
   side: number;
@@ -54,10 +58,40 @@ export interface Picture {
   complete: boolean;
   /** Seconds of computing. */
   seconds: number;
+  /** Whether it is that of the mirrored input, and mirrored as that is. */
+  isMirrored?: boolean;
   /** Of the complete picture: the first 12 digits of the SHA-256 of its pixels. */
   digest?: string;
-  /** Of the complete picture. */
+  /** Of the complete picture: all decodes that it needed; the last one's pixels are those before sharpening. */
   stages?: Stage[];
+}
+
+/** What is drafted: the first stage's picture, verified while somebody else proposes. */
+export interface Drafting {
+  /** Those that earlier calls committed: pixel values in the order of a picture's. */
+  tokens?: Uint8Array;
+  /** Who proposes: the prediction heads, the pixel on the left, or these guesses. */
+  by?: "heads" | "left" | number[];
+  /** Largest accepted difference in grey levels. */
+  epsilon?: number;
+  /** Tokens of a call: the model's next one, and guesses. */
+  blockSize?: number;
+  /** Calls at most. */
+  calls?: number;
+}
+
+/** What calls of a draft committed. */
+export interface Drafted {
+  /** Tokens accepted in each call. */
+  accepted: number[];
+  /** Those that the calls committed. */
+  tokens: number[];
+  /** The model's next token, and the heads' proposals after it; none at the end. */
+  pending: number[];
+  /** Seconds of the calls. */
+  seconds: number;
+  /** Whether these are all calls. */
+  complete: boolean;
 }
 
 /** What is loaded. */
@@ -84,6 +118,11 @@ export interface Engine {
    * @param cells - the pixels of the input, RGB, row by row
    */
   upscale(cells: Uint8Array, way?: Way, options?: {signal?: AbortSignal}): AsyncGenerator<Picture, void, void>;
+  /**
+   * Verify what somebody proposes for the first stage, and yield what is accepted, about ten times per second.
+   * @param cells - the pixels of the input, RGB, row by row
+   */
+  draft(cells: Uint8Array, drafting?: Drafting, options?: {signal?: AbortSignal}): AsyncGenerator<Drafted, void, void>;
   /** End the Worker. */
   close(): void;
 }
@@ -95,6 +134,8 @@ export interface Core {
   complete(cells: Uint8Array, given: Way): Required<Way>;
   /** Decode, and yield pictures at least once per slice of time; the last one is complete. */
   upscale(cells: Uint8Array, given?: Way): Generator<Picture, void, void>;
+  /** Verify what somebody proposes, and yield what is accepted at least once per slice of time; the last one is complete. */
+  draft(cells: Uint8Array, drafting: Drafting): Generator<Drafted, void, void>;
 }
 
 /**

@@ -33,10 +33,24 @@
  * @property {boolean} [isMirrored] - whether it is that of the mirrored input, and mirrored as that is
  * @property {string} [digest] - of the complete picture: the first 12 digits of the SHA-256 of its pixels
  * @property {Stage[]} [stages] - of the complete picture: all decodes that it needed, in their order; the last one's pixels are those before sharpening
+ *
+ * @typedef {object} Drafting - what is drafted: the first stage's picture, verified while somebody else proposes
+ * @property {Uint8Array} [tokens] - those that earlier calls committed: pixel values in the order of a picture's
+ * @property {"heads"|"left"|number[]} [by] - who proposes: the prediction heads, the pixel on the left, or these guesses
+ * @property {number} [epsilon] - largest accepted difference in grey levels
+ * @property {number} [blockSize] - tokens of a call: the model's next one, and guesses
+ * @property {number} [calls] - at most
+ *
+ * @typedef {object} Drafted
+ * @property {number[]} accepted - tokens accepted in each call
+ * @property {number[]} tokens - those that the calls committed
+ * @property {number[]} pending - the model's next token, and the heads' proposals after it; none at the end
+ * @property {number} seconds - of the calls
+ * @property {boolean} complete - whether these are all calls
  */
 
 import {DRAWN, drawingsOf, meanOf, sharpened} from "./finish.js";
-import {CHANNELS, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
+import {CHANNELS, INTENSITIES, StageMemory, digestOf, imageKey, stageKey} from "./stage.js";
 
 export const VERSION = "0.1.0";  // of the release; the page and the Worker's folder are of the same one
 export const NOTE = "invented detail, not a likeness; never use it to identify anyone";
@@ -46,17 +60,6 @@ const SLICE = 0.02, FRAME = 0.1;  // seconds of computing between two looks at m
 const DEFAULTS = {accept: "exact", epsilon: 2, topK: 2, blockSize: 0, temperature: 0, seed: 0, sample: 1, finish: "none"};
 const PATIENCE = 30_000;  // milliseconds without a byte, after which a download has failed
 const seconds = () => performance.now() / 1000;
-
-/**
- * @typedef {object} Info - what is loaded
- * @property {string} checkpoint
- * @property {string} revision
- * @property {string} digest - SHA-256 of the weights
- * @property {string} variant - the module of WebAssembly that this browser runs
- * @property {number} bytes - size of what was loaded
- * @property {{source: number, target: number, blockSize: number}[]} stages - sides in pixels, and the largest number of tokens proposed per step
- * @property {string} mark - XMP packet of pictures that a model drew, for `marked`
- */
 
 /** The engine without a Worker. */
 class Core {
@@ -141,6 +144,61 @@ class Core {
     }
     return meanOf(pictures, cells, way.finish);
   }
+
+  /** Repeat the tokens of a draft in the first stage, unless its memory still has them. */
+  repeat(cells, tokens, way) {
+    const [memory] = this.stages, name = JSON.stringify([[...cells], way.blockSize]);
+    const goesOn = memory.drafted?.name === name && String(memory.drafted.tokens) === String(tokens);
+    if (!goesOn) {
+      memory.begin(cells, imageKey(cells, 1), way, this.about.rules);
+      memory.iterate(1);
+      memory.accept(INTENSITIES);
+      for (let at = 0; at < tokens.length; at += memory.size) {
+        const block = tokens.slice(at, at + memory.size);
+        if (memory.offer(block) < block.length) throw new RangeError("these tokens are not of this picture; begin again");
+      }
+    }
+    memory.drafted = null;
+    return {memory, keep: known => { memory.drafted = {name, tokens: known}; }};
+  }
+
+  /**
+   * Verify what somebody proposes, and yield what is accepted at least once per slice of time; the last one is complete.
+   * @param {Uint8Array} cells - the pixels of the input, RGB, row by row
+   * @param {Drafting} drafting
+   * @returns {Generator<Drafted>}
+   */
+  *draft(cells, {tokens = [], by = "heads", epsilon = DEFAULTS.epsilon, blockSize = this.about.stages[0].heads, calls = 1}) {
+    const way = this.complete(cells, {accept: "distance", epsilon, blockSize});
+    const begun = [...tokens], {memory, keep} = this.repeat(cells, begun, way), known = begun.slice(), accepted = [];
+    memory.accept(epsilon);
+    const told = complete => ({accepted: [...accepted], tokens: known.slice(begun.length), pending: known.length < memory.length ? memory.pending() : [], seconds: spent, complete});
+    let spent = 0, count = 8;  // calls of a slice of time
+    while (accepted.length < calls && known.length < memory.length) {
+      const started = seconds(), most = Math.min(count, calls - accepted.length, this.about.iterations);
+      for (let call = 0; call < most && known.length < memory.length; call++) {
+        const block = memory.pending();
+        if (by !== "heads") block.splice(1, block.length, ...this.guesses(cells, [...known, block[0]], by, memory.size - 1));
+        const made = memory.offer(block);
+        known.push(...block.slice(0, made));
+        accepted.push(made);
+      }
+      const now = seconds();
+      spent += now - started;
+      count = Math.max(Math.round(most * SLICE / Math.max(now - started, 1e-3)), 1);
+      if (accepted.length < calls && known.length < memory.length) yield told(false);
+    }
+    keep(known);
+    yield told(true);
+  }
+
+  /** Return up to `count` guesses of what follows the tokens `known`: those of `by`, or the pixels on the left. */
+  guesses(cells, known, by, count) {
+    if (by !== "left") return by.slice(0, count);
+    const row = CHANNELS * this.about.stages[0].target, all = known.slice();
+    for (let at = all.length; at < known.length + count; at++) all.push(at % row >= CHANNELS ? all[at - CHANNELS] : at >= row ? all[at - row] : cells[at]);
+    return all.slice(known.length);
+  }
 }
 
 /** Return a picture after the last decode of `made`, of which it is made. */
@@ -208,13 +266,28 @@ class Engine {
    * @returns {AsyncGenerator<Picture>}
    */
   async *upscale(cells, way = {}, {signal} = {}) {
+    yield* this.hear({cells, way}, signal);
+  }
+
+  /**
+   * Verify what somebody proposes for the first stage, and yield what is accepted, about ten times per second.
+   * @param {Uint8Array} cells - the pixels of the input, RGB, row by row
+   * @param {Drafting} drafting
+   * @param {{signal?: AbortSignal}} [options]
+   * @returns {AsyncGenerator<Drafted>}
+   */
+  async *draft(cells, drafting = {}, {signal} = {}) {
+    yield* this.hear({cells, drafting}, signal);
+  }
+
+  async *hear(question, signal) {
     signal?.throwIfAborted();
     const id = ++this.calls;
     let answer = null, wake = () => {};
     this.heard.set(id, data => { answer = data; wake(); });
     const stop = () => wake();
     signal?.addEventListener("abort", stop);
-    this.worker.postMessage({id, cells, way});
+    this.worker.postMessage({id, ...question});
     try {
       for (;;) {
         signal?.throwIfAborted();
@@ -294,10 +367,10 @@ function serve() {
   let core = null, running = null;
   const channel = new MessageChannel(), turn = () => new Promise(resolve => { channel.port1.onmessage = resolve; channel.port2.postMessage(0); });
 
-  async function draw({id, cells, way}) {
+  async function draw({id, cells, way, drafting}) {
     let last = 0;
-    for (const picture of core.upscale(cells, way)) {
-      const isWhole = picture.tokens === picture.pixels.length;  // the next stage begins over it
+    for (const picture of drafting ? core.draft(cells, drafting) : core.upscale(cells, way)) {
+      const isWhole = picture.complete || picture.tokens === picture.pixels?.length;  // the next stage begins over it
       if (isWhole || picture.seconds - last >= FRAME) {
         postMessage({id, picture});
         last = picture.seconds;
@@ -355,13 +428,7 @@ function chunk(name, data) {
   return bytes;
 }
 
-/**
- * Return a picture that a model drew, a PNG file in a data URI, with the mark that says so, and how it was made.
- * @param {string} uri - what `canvas.toDataURL()` returns
- * @param {string} mark - an XMP packet: that of `Info`
- * @param {object} record
- * @returns {string}
- */
+/** Return a PNG file in a data URI with the mark that a model drew it, an XMP packet as `info.mark`, and how it was made. */
 export function marked(uri, mark, record) {
   const bytes = Uint8Array.from(atob(uri.split(",")[1]), letter => letter.charCodeAt(0)), encode = text => new TextEncoder().encode(text);
   const parts = [bytes.subarray(0, HEADER), chunk("tEXt", encode("Software\0superres")),

@@ -1,7 +1,7 @@
 // Faces in photos, and where CelebA's crops of them are: what superres.tasks.face_finder and superres.tasks.aligner compute, in a
 // Worker. One module for the window (`findFaces`, `hasFace`), its Worker (this module again) and node (`Finder`).
 // superres/web/finder_file.py writes finder.bin: the cascade, the aligner's weights, and the numbers of both searches.
-import {bilinear, pixelsOf, reducedBy, resized, transformed} from "./photos.js";
+import {bilinear, extended, pixelsOf, reducedBy, resized, transformed} from "./photos.js";
 
 /** @typedef {{x: number, y: number, side: number, turn: number, doubt: number}} Face - centre and side in pixels, degrees clockwise */
 
@@ -358,7 +358,8 @@ function add(sums, inputs, from, weight, row, count) {
 }
 
 // In the window: ask the Worker, which is started, and its data loaded, when they are needed.
-const WINDOWS = 8, ENLARGED = 4;  // windows of a face in a drawn picture, and times that it is enlarged
+// windows of a face in a drawn picture, times that it is enlarged, and its repeated edge, as a share of its side
+const WINDOWS = 5, ENLARGED = 3, EDGE = 0.25;
 let worker, asked = 0;
 const waiting = new Map();
 
@@ -393,9 +394,21 @@ export const findFaces = photo => ask("find", photo);
 /** Whether the cascade finds a face in a drawn picture, a canvas. @returns {Promise<boolean>} */
 export const hasFace = canvas => ask("has", canvas);
 
+/** Return a face as a crop [left, top, side, degrees]. @param {Face} face */
+export function squareOf({x, y, side, turn}) {
+  const size = rint(side);
+  return [rint(x - size / 2), rint(y - size / 2), size, Number(turn.toFixed(1)) + 0];
+}
+
+// Return a drawn picture, enlarged, with edges around it: the cascade's windows are larger than the face.
+function enlarged(picture) {
+  const edge = Math.round(EDGE * picture.width), side = picture.width + 2 * edge, wide = extended(picture, -edge, -edge, side, side);
+  return transformed(wide, ENLARGED * side, ENLARGED * side, [1 / ENLARGED, 0, 0, 0, 1 / ENLARGED, 0], bilinear);
+}
+
 const ANSWERS = {
   find: (finder, picture) => finder.find(picture),
-  has: (finder, picture) => finder.has(transformed(picture, ENLARGED * picture.width, ENLARGED * picture.height, [1 / ENLARGED, 0, 0, 0, 1 / ENLARGED, 0], bilinear), WINDOWS),
+  has: (finder, picture) => finder.has(enlarged(picture), WINDOWS),
 };
 
 async function loaded() {

@@ -88,9 +88,6 @@ function isBeyond([left, top, side, turn], {width, height}) {
   return [[left, width], [top, height]].some(([start, length]) => start + side / 2 < reach || start + side / 2 + reach > length);
 }
 
-// Return how many pixels a side `taken` has, or a square that is upright and inside the photo.
-export const sideOf = (square, photo) => square[3] || isBeyond([...square, 0].slice(0, 4), photo)
-  ? Math.floor(square[2] / factorOf(square[2])) : square[2];
 const factorOf = size => Math.max(1, Math.floor(size / ENOUGH));
 
 // Return the pixels of a square that is turned, or reaches beyond the photo, whose edges are repeated there: samples of the part of
@@ -110,7 +107,7 @@ export function taken(photo, [left, top, size, turn]) {
 }
 
 // Return a window of a picture, whose edges are repeated beyond it.
-function extended({width, height, step, data}, left, top, across, down) {
+export function extended({width, height, step, data}, left, top, across, down) {
   const wide = new Uint8ClampedArray(step * across * down);
   for (let y = 0; y < down; y++) {
     const row = clamp(top + y, 0, height - 1) * width;

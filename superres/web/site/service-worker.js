@@ -1,5 +1,6 @@
-// Keep the page's files, so that it works offline. superres/web/site.py writes NAME, a digest of the export, FILES, and those of the
-// ENGINE, which are kept when the visitor has started it. A new export takes over when no page of the old one is open.
+// Keep the page's files, so that it works offline. superres/web/site.py writes NAME, a digest of the export, FILES, and those for
+// LATER, which are kept when the visitor has needed them: the engine's, and the finder's. A new export takes over when no page of the
+// old one is open.
 const PREFIX = `superres ${self.registration.scope} `, CACHE = PREFIX + NAME;
 
 self.addEventListener("install", event => event.waitUntil(caches.open(CACHE).then(cache =>
@@ -16,7 +17,7 @@ self.addEventListener("fetch", event => {
     const cache = await caches.open(CACHE), kept = await cache.match(event.request, {ignoreSearch: true, ignoreVary: true});
     if (kept) return kept;
     const answer = await fetch(event.request);
-    if (answer.status === 200 && ENGINE.some(name => event.request.url === self.registration.scope + name)) event.waitUntil(cache.put(event.request, answer.clone()));
+    if (answer.status === 200 && LATER.some(name => event.request.url === self.registration.scope + name)) event.waitUntil(cache.put(event.request, answer.clone()));
     return answer;
   })());
 });

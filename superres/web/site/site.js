@@ -6,9 +6,10 @@ import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
-const BLOCK = 4;  // tokens per step of the race's blocks
+const LOADED = "The model is loaded";
 const FINISH = "mean";  // as superres/web/paint.py finishes faces
 const NOT_FINISHED = "A sample keeps the detail that it invented, and only the likeliest face is finished; choose that one.";
+const ALIGNED = {width: 178, height: 218, square: [20, 40, 138]}, UNCERTAIN = 0.5;  // CelebA's aligned pictures; doubt from which a face is uncertain
 const CLEAR = 1.25;  // smallest ratio of two times that tells them apart, as in superres/web/drawing.py
 const {xmp} = document.body.dataset, element = id => document.getElementById(id);
 const box = document.querySelector("superres-paint"), view = JSON.parse(box.dataset.view);
@@ -22,12 +23,19 @@ const button = (text, action) => {
 
 // The engine: loaded once, told how far.
 let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
-for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, () => { painting = true; });
+for (const event of ["pointerdown", "keydown"]) for (const one of [box, document.querySelector("superres-draft")]) one.addEventListener(event, () => { painting = true; });
 document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
   loading ??= begin();
   return loading;
+}
+
+// Load the elements that show what the engine draws.
+function loadLater() {
+  for (const name of document.body.dataset.later.split(" ").filter(Boolean)) {
+    document.head.append(name.endsWith(".js") ? make("script", {src: name}) : make("link", {rel: "stylesheet", href: name}));
+  }
 }
 
 async function begin() {
@@ -43,9 +51,11 @@ async function begin() {
       if (isKnown) bar.value = loaded / total;
       words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
     }});
-    words.textContent = `The model is loaded${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}. Nothing is uploaded.`;
-    element("about").hidden = true;
-    element("more").hidden = false;
+    words.textContent = `${LOADED}${navigator.serviceWorker?.controller ? ", and the page works offline" : ""}.`;
+    if (navigator.serviceWorker?.controller) fetch(new URL("finder.bin", BASE)).catch(() => {});  // it is kept, too
+    loadLater();
+    tell("missing", "");
+    if (waiting) learn(waiting);
     tell("asking");  // the box asks again
   } catch (error) {
     failed = true;
@@ -54,7 +64,6 @@ async function begin() {
     words.textContent = `The model could not be loaded: ${error.message}. ${error.isMissing ? "Check the connection, and try again." : "Reload the page."}`;
     element("start").textContent = "Try again";
     element("start").hidden = !error.isMissing;
-    tell("asking");  // the box says it, too
   }
   bar.hidden = true;
 }
@@ -94,7 +103,7 @@ async function draw(text, way, signal, partial, one = engine) {
 const known = new Map();
 
 async function drawn(text, changes, signal, partial = () => {}) {
-  const way = {size: view.target, ...changes}, name = JSON.stringify([text, way]);
+  const way = {size: view.target, blockSize: view.block, ...changes}, name = JSON.stringify([text, way]);
   if (!known.has(name)) known.set(name, await draw(text, way, signal, partial));
   if (known.size > MOST_KNOWN) known.delete(known.keys().next().value);
   return known.get(name);
@@ -163,10 +172,12 @@ function job(kind, x) {
 async function answer(kind, text) {
   const question = JSON.parse(text), signal = job(kind, question.x);
   current = question.x;
+  waiting = null;
+  if (engine && element("told").textContent.startsWith(LOADED)) element("told").textContent = "";  // the box has the word
   const say = detail => { if (!signal.aborted) tell("answer", {...detail, kind, question: text}); };
   if (!engine) {
     if (!failed && painting) start();
-    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start, or paint."});
+    return say({wait: true});
   }
   try {
     say(await ANSWERS[kind](question, signal, partial => say({...partial, partial: true})));
@@ -176,30 +187,94 @@ async function answer(kind, text) {
 }
 for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask-${kind}`, ({detail}) => answer(kind, detail));
 
-// A photo or an example: its crop, and what the model sees of it.
-let photo, truth, painted, begun = false, choices = 0;  // `painted` pixels are not the photo's; `begun`: the first example is there
+// The tabs: that of the game opens by a link to a score, too.
+const tabs = [...document.querySelectorAll(".tabs [role=tab]")];
 
-// Take a photo, unless the visitor has painted or chosen another one before it is there.
+function openTab(tab) {
+  for (const one of tabs) {
+    one.setAttribute("aria-selected", String(one === tab));
+    one.tabIndex = one === tab ? 0 : -1;
+    element(one.getAttribute("aria-controls")).hidden = one !== tab;
+  }
+}
+for (const [at, tab] of tabs.entries()) {
+  tab.addEventListener("click", () => openTab(tab));
+  tab.addEventListener("keydown", event => {
+    const next = {ArrowRight: at + 1, ArrowLeft: at - 1 + tabs.length, Home: 0, End: tabs.length - 1}[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    openTab(tabs[next % tabs.length]);
+    tabs[next % tabs.length].focus();
+  });
+}
+document.addEventListener("superres-open-draft", () => openTab(element("tab-draft")));
+
+// What the game asks: it ends no painting, and the engine answers in the order of the questions.
+document.addEventListener("superres-ask-draft", async ({detail: text}) => {
+  const {x, c, by, g, k, e, calls} = JSON.parse(text), say = detail => tell("answer", {...detail, kind: "draft", question: text});
+  if (!engine) {
+    if (!failed && painting) start();
+    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start: the model runs in this browser."});
+  }
+  try {
+    let last;
+    for await (last of engine.draft(cellsOf(x), {tokens: cellsOf(c), by: by === "you" ? g : by, epsilon: e, blockSize: k, calls}));
+    say(last);
+  } catch (error) {
+    say({error: error.message});
+  }
+});
+// The box shows the faces that came with the page: what the parts below tell of the likeliest one, the engine finds out, once there is one.
+let waiting;
+document.addEventListener("superres-known", ({detail}) => engine ? learn(detail) : waiting = detail);
+
+async function learn(x) {
+  const signal = job("known", x);
+  current = x;
+  const face = await drawn(x, {}, signal).catch(() => null);
+  if (face && !signal.aborted) show(x, face);
+}
+
+// A photo or an example: its crop, and what the model sees of it.
+let photo, truth, painted, choices = 0;  // `painted` pixels are not the photo's
+
+// Take a photo, unless the visitor has painted or chosen another one before it is there. The `square` of an example is known; of
+// another photo, the visitor accepts one.
 async function take(file, square, choice = ++choices) {
+  let crops, hint;
   try {
     const given = await file, read = await readPhoto(given, view.side);
-    if (choice !== choices) return;
+    if (choice !== choices) return read.close();
     photo?.bitmap.close();
     URL.revokeObjectURL(photo?.uri);
     photo = {bitmap: read, uri: URL.createObjectURL(given)};
+    [crops, hint] = square ? [[{square, kind: "face"}]] : await squaresOf(read);
   } catch (error) {
     if (choice === choices) refuse(error.message);
     return;
   }
-  const {width, height} = photo.bitmap, side = Math.min(width, height);
-  const centre = [Math.floor((width - side) / 2), Math.floor((height - side) / 2), side];
-  const crops = [{square: centre, name: "The centre", button: "Centre"}];
-  if (square) crops.unshift({square, name: "The face of this example", button: "Face"});
-  const data = {width, height, least: view.side, chosen: 0, crops};
-  element("crop").replaceChildren(...width === view.side && height === view.side ? [] :
-    [make("p", {class: "sr-hint"}, "This page looks for no faces: move the frame to the face. The photo stays on this device."),
-      make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
-  reduce(crops[0].square);
+  if (choice !== choices) return;
+  const {width, height} = photo.bitmap, sides = crops.map(crop => crop.square[2]), data = {width, height, least: view.side, crops, hint,
+    chosen: sides.indexOf(Math.max(...sides))};
+  const isInput = width === view.side && height === view.side;
+  element("crop").replaceChildren(...isInput ? [] : [make("superres-crop", {"data-photo": JSON.stringify(data)}, make("img", {src: photo.uri, alt: "Your photo"}))]);
+  if (square || isInput) reduce(crops[0].square);
+  else tell("offered");
+}
+
+// Return the squares of a photo that may become the input, and what to say of the search, as superres.tasks.photos chooses them.
+async function squaresOf(read) {
+  const {width, height} = read, side = Math.min(width, height), stays = "The photo stays on this device.";
+  if (width === ALIGNED.width && height === ALIGNED.height) return [[{square: ALIGNED.square, kind: "aligned"}], stays];
+  const centre = {square: [Math.floor((width - side) / 2), Math.floor((height - side) / 2), side], kind: "centre"};
+  if (side <= view.target) return [[centre], stays];
+  try {
+    const {findFaces, squareOf} = await import("./finder.js"), faces = await findFaces(read);
+    const crops = faces.map(face => ({square: squareOf(face), kind: "face", searched: true, uncertain: face.doubt >= UNCERTAIN}));
+    return [crops.length ? crops : [{...centre, searched: true, uncertain: true}], stays];
+  } catch (error) {
+    return [[centre], `${superres.sentence(error.message)} Move the frame to the face. ${stays}`];
+  }
 }
 
 function refuse(text) {
@@ -215,7 +290,7 @@ function reduce(square) {
 
 document.addEventListener("superres-painted", ({detail}) => {
   painted = detail;
-  if (painted && begun) choices++;
+  if (painted) choices++;
 });
 document.addEventListener("superres-photo", ({detail}) => take(detail));
 document.addEventListener("superres-square", ({detail}) => reduce(detail.split(",").map(Number)));
@@ -234,7 +309,8 @@ let shown;
 function show(x, face, samples = []) {
   const isNew = shown?.face !== face;
   shown = {x, face, samples, truth: painted ? undefined : truth};
-  for (const part of document.querySelectorAll(`#more details${isNew ? "" : "#compare"}[open]`)) fill(part);
+  for (const opener of openers) opener.disabled = false;
+  for (const part of document.querySelectorAll(`#more > ${isNew ? "div" : "#compare"}:not([hidden])`)) fill(part);
 }
 
 const PARTS = {
@@ -258,20 +334,32 @@ const PARTS = {
 };
 
 function fill(part) {
-  if (shown && !(part.id === "race" && jobs.has("race"))) part.lastElementChild.replaceChildren(...PARTS[part.id](shown));
+  if (shown && !(part.id === "race" && jobs.has("race"))) part.replaceChildren(...PARTS[part.id](shown));
 }
-for (const part of document.querySelectorAll("#more details")) part.addEventListener("toggle", () => { if (part.open) fill(part); });
+
+// Open a part by one click: a race begins at once.
+const openers = document.querySelectorAll("#more > .parts > button");
+for (const opener of openers) {
+  const part = element(opener.getAttribute("aria-controls"));
+  opener.addEventListener("click", () => {
+    part.hidden = !part.hidden;
+    opener.ariaExpanded = String(!part.hidden);
+    if (part.hidden) return;
+    fill(part);
+    if (part.id === "race" && !jobs.has("race")) race();
+  });
+}
 
 // Draw a face with one pixel value per step and in blocks at the same time, in a Worker each, and replay both.
 async function race() {
-  const place = element("race").lastElementChild, {x} = shown;
+  const place = element("race"), {x} = shown;
   if (x !== current) return place.replaceChildren(make("p", {role: "status"}, "The pixels are new. Race when their face is there."), button("Start the race", race));
   const signal = job("race", x), note = make("p", {role: "status"}, "Loading a second engine…");
   place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
   let rival;  // a second engine
   try {
     rival = await load(BASE, {signal});
-    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, BLOCK]];
+    const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, view.block]];
     place.prepend(panels);
     note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
     const faces = await Promise.all(ways.map(([name, one, blockSize]) => {
@@ -309,12 +397,13 @@ function replay(x, names, faces) {
     make("superres-race", {role: "group", "aria-label": "A face, decoded in two ways", "data-view": JSON.stringify(data)})];
 }
 
-// Begin: dark or light, the first example, and the model if this browser has kept it.
+// Begin: dark or light, where the model is told of, and the model if this browser has kept it.
 const dark = matchMedia("(prefers-color-scheme: dark)"), dress = () => document.documentElement.classList.toggle("dark", dark.matches);
 dark.addEventListener("change", dress);
 dress();
 element("start").addEventListener("click", start);
 for (const name of ["dragover", "drop"]) document.addEventListener(name, event => event.preventDefault());  // a file beside the box would replace the page
+box.querySelector(".sr-told").after(element("engine"));
+tell("missing", "Press Start first: the model draws it");
 tell("asking");
-example(0).then(() => { begun = true; });
 if (await globalThis.caches?.match(new URL("weights.bin", BASE)).catch(() => null)) start();

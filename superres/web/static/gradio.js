@@ -46,7 +46,8 @@
     const input = document.querySelector("#preview .sr-input"), image = input?.querySelector("img");
     if (!input || input.dataset.turn === taken) return;
     taken = input.dataset.turn;
-    if (image) answer("input", {uri: input.dataset.cells ?? image.src, truth: input.dataset.truth});
+    if (image && input.dataset.offered && reading?.path) answer("offered");  // a visitor's photo: its frame is accepted first
+    else if (image) answer("input", {uri: input.dataset.cells ?? image.src, truth: input.dataset.truth});
     else answer("refused", input.dataset.refused);
   }
 

@@ -17,7 +17,6 @@
   const LATE = 300;  // milliseconds after which the page says that it waits
   const CHANGED = "The input or a setting has changed since this result.";
   const UNANSWERED = "The server did not answer; try again in a minute.";
-  const EARLIER = "This is an earlier result.";
 
   const views = new Map();
   const elementOf = view => document.getElementById(view);
@@ -105,7 +104,7 @@
     if (one.state === "waiting") return isLate(one) ? [waitingFor(one.place), since] : ["", ""];
     if (one.state === "running") return [verb, since];
     if (one.state === "fresh") return [`Done in ${one.seconds.toFixed(1)} s`, ""];
-    const words = {stale: CHANGED, failed: "The decoding failed.", stopping: "Stopping", stopped: "Stopped before the end."};
+    const words = {stale: CHANGED, stopping: "Stopping", stopped: "Stopped before the end."};
     return [words[one.state] ?? "", ""];
   }
 
@@ -116,14 +115,14 @@
     return place ? `Waiting: ${place} ${place === 1 ? "is" : "are"} before you` : "Waiting: you are next";
   }
 
-  // What is said above results that are not those of the input and the settings.
+  // Why there is no result, above an earlier one; all else is said in the bar.
   function noteFor(one) {
-    const isThere = document.querySelector(`#${one.view} .sr-result`);
-    if (one.state === "failed") return `${one.reason}${isThere ? " This is not its result." : ""}`;
-    if (!isThere || one.state === "running" || one.state === "fresh") return "";
-    return one.state === "stale" ? "This result is of the earlier input or settings." :
-      one.turned ? "This result is unfinished." : EARLIER;
+    if (one.state !== "failed") return "";
+    return `${one.reason}${document.querySelector(`#${one.view} .sr-result`) ? " The result below is an earlier one." : ""}`;
   }
+
+  // Results that are not those of the input and the settings, or not whole, turn pale.
+  const isOld = one => !["empty", "running", "fresh"].includes(one.state);
 
   function draw(one) {
     const words = wordsOf(one.view), bar = words.closest(".sr-actions"), focused = document.activeElement;
@@ -137,19 +136,21 @@
     wordsFor(one, words.dataset.verb).forEach((text, at) => {
       if (words.children[at].textContent !== text) words.children[at].textContent = text;
     });
-    if (one.state !== "waiting" || isLate(one)) note(one.view, noteFor(one));
+    if (one.state === "waiting" && !isLate(one)) return;
+    elementOf(one.view).toggleAttribute("data-old", isOld(one));
+    note(one.view, noteFor(one));
   }
 
   function note(view, text) {
-    const old = document.querySelector(`#${view} > .sr-stale`);
+    const old = document.querySelector(`#${view} > .sr-failed`);
     if (!text) old?.remove();
     else if (old) old.textContent = text;
-    else elementOf(view).prepend(superres.make("p", {class: "sr-stale"}, text));
+    else elementOf(view).prepend(superres.make("p", {class: "sr-failed", role: "alert"}, text));
   }
 
   // Details that the visitor has opened stay open with the next results.
   const nameOf = fold => `${fold.closest(".block").id}: ${fold.querySelector("summary").textContent}`;
-  const opened = new Set();
+  const opened = new Set(["results: Step through it"]);
   document.addEventListener("click", event => {
     const fold = event.target.closest?.(".sr-fold > summary")?.parentElement;
     if (fold) fold.open ? opened.delete(nameOf(fold)) : opened.add(nameOf(fold));

@@ -1,6 +1,7 @@
 // <superres-paint data-view="..."> is a box of pixels to paint, and the faces that a model draws from them, after each stroke.
 // The box asks by events "superres-ask-KIND", and "superres-answer" has the answers: of a server with superres/web/paint.py
 // (gradio.js), or of the engine in this browser (../site/site.js). "superres-input" has a photo's or example's pixels. A link holds the pixels.
+// The first example's faces come with the page (view.first), and are asked of nobody.
 "use strict";
 (() => {
   const {make, Drawn} = superres;
@@ -8,6 +9,7 @@
   const LATE = 400;  // milliseconds after which the page says that it waits
   const STEPS_BACK = 100;  // strokes that can be undone
   const TEMPERATURES = [0.01, 9];  // the lowest and the highest of links
+  const ENLARGED = "Your pixels, enlarged", NONE = "There is no face yet", ONE = "Only the likeliest face is finished";
   const NOT_THE_SAME = "Not the same picture as that of the link: another version or engine drew that one, or the link was changed. The address keeps the link.";
   const PALETTE = {black: "#1b1512", "dark brown": "#4a2f20", brown: "#8a5a3c", tan: "#c68f68", skin: "#e8b894", light: "#f7dcc6",
     white: "#f8f8f5", grey: "#8d8d8d", red: "#c8322b", orange: "#e88a2d", yellow: "#f3cf3f", green: "#4f9d45", blue: "#3d6fc4", purple: "#7c4fa3"};
@@ -82,21 +84,26 @@
       this.asked = {};  // the latest question of each kind
       this.turn = 0;  // of a question: Gradio tells nothing of an answer that is the same as the one before
       this.chosen = 0;  // 0 is the likeliest face, others are samples
+      this.entries = new Map();  // of the browser's history, by what its state has
+      this.missing = "";  // why nothing can be asked yet
       this.colour = PALETTE.skin;
       this.grid = this.gridOf();
       this.face = make("img", {class: "sr-drawn", alt: "The face that the model draws from these pixels"});
-      this.frame = make("div", {class: "sr-canvas"}, this.face);
+      this.caption = make("figcaption");
+      this.frame = make("figure", {class: "sr-canvas"}, this.face, this.caption);
       this.status = make("p", {class: "sr-told", role: "status"});
       this.others = make("div", {class: "sr-others", role: "group", "aria-label": "Other people with the same pixels"});
       this.bars = make("div", {class: "sr-bars"});
       this.question = make("p", {role: "status"});
       const left = make("div", {class: "sr-box"}, this.grid, this.tools(), this.chips());
       const right = make("div", {class: "sr-portrait"}, this.frame, this.status, this.bars, this.actions());
-      const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.button("Other people", () => this.reseed()));
+      this.reseeds = this.button("Other people", () => this.reseed());
+      const more = make("div", {class: "sr-strangers"}, this.question, this.others, this.reseeds);
       this.body = make("div", {class: "sr-paint"}, left, right, more);
       this.append(this.body);
       this.listen();
       this.load();
+      this.replaceOpening();
     }
 
     disconnectedCallback() {
@@ -111,22 +118,93 @@
       this.listening = new AbortController();
       const on = (target, name, handle) => target.addEventListener(name, handle, {signal: this.listening.signal});
       on(document, "superres-answer", event => this.answer(event.detail));
-      on(window, "hashchange", () => this.open());
+      on(window, "hashchange", () => { if (!history.state?.superres) this.open(); });
+      on(window, "popstate", event => { if (event.state?.superres) this.go(event.state.superres); });
+      on(document, "superres-missing", event => { this.missing = event.detail; this.enable(); });
+      on(document, "paste", event => this.paste(event));
       on(document, "superres-photo", event => this.read(event.detail.name));
       on(document, "superres-input", event => this.take(event.detail));
       on(document, "superres-refused", event => this.refuse(event.detail));
+      on(document, "superres-back", () => this.stay());
       superres.photo.receive(this, this.listening.signal);
       on(document, "superres-asking", () => this.repeat());  // those that take questions may come later than the box
     }
 
     // Begin with the pixels of the link, or of the example.
     load() {
-      this.linked = this.open();  // the first example does not replace the pixels of a link
+      const {first} = this.view;
+      this.example = first?.x;
+      this.linked = this.open() || Boolean(first);  // the first example does not replace the pixels of a link
+      if (!this.entry) {
+        this.mark();
+        if (first) this.restart();
+        else this.enable();
+      }
       ask("ready");
+    }
+
+    // Take the place of what the server's page shows before (superres/web/opening.py); the bars fill on from where they are.
+    replaceOpening() {
+      const opening = document.getElementById("first"), played = opening?.getAnimations({subtree: true})[0]?.currentTime;
+      this.bars.style.setProperty("--played", `${-(played ?? 0)}ms`);
+      opening?.remove();
+    }
+
+    // Show the faces that came with the page.
+    restart() {
+      Object.assign(this, {kept: false, seed: 0, temperature: this.view.temperature});
+      this.pixels.values = pixelsOf(this.view.first.x, this.pixels.values.length);
+      this.changed();
+    }
+
+    // Give the entry of the browser's history a name, and remember what the one before shows: a photo's pixels are in no address.
+    mark(address) {
+      this.leave();
+      this.entry = `${Date.now()}-${this.entries.size}`;
+      if (address === undefined) history.replaceState({superres: this.entry}, "");
+      else history.pushState({superres: this.entry}, "", address);
+    }
+
+    leave() {
+      const {entry, kept, seed, temperature, chosen, promised} = this;
+      if (entry) this.entries.set(entry, {values: this.pixels.values.slice(), kept, seed, temperature, chosen, promised});
+    }
+
+    // Show what an entry of the browser's history has shown.
+    go(entry) {
+      if (entry === this.entry) return;
+      const known = this.entries.get(entry);
+      this.leave();
+      this.entry = entry;
+      this.input = null;
+      if (known) {
+        const {values, chosen, promised, ...rest} = known;
+        Object.assign(this, rest);
+        this.set(values.slice(), chosen);
+        this.promised = promised;
+      } else if (!this.open(false) && this.view.first) this.restart();
+    }
+
+    // Begin a new entry, unless these are the pixels that are shown.
+    enter(values, kept) {
+      const text = textOf(values);
+      if (text !== textOf(this.pixels.values)) this.mark(kept ? `#x=${text}` : location.pathname + location.search);
+      this.kept = kept;
+      this.set(values);
+    }
+
+    // A face that was pasted as emoji.
+    paste(event) {
+      const found = this.offsetParent && superres.emoji?.fromEmoji(event.clipboardData.getData("text/plain"), this.view.side);
+      if (!found) return;
+      event.preventDefault();
+      this.paintAll(found.values);
+      this.refused = found.note;
     }
 
     repeat() {
       if (this.painted) ask("painted", this.painted);
+      if (this.first && this.first === this.view.first?.faces[0]) ask("known", this.view.first.x);
       for (const [kind, question] of Object.entries(this.asked)) ask(`ask-${kind}`, question);
     }
 
@@ -235,13 +313,20 @@
       });
       const smiley = paintingOf(SMILEY).length === count ? [chip("Smiley", () => paintingOf(SMILEY))] : [];
       return make("div", {class: "sr-chips", role: "group", "aria-label": "Begin with, or change the face"}, this.button("Photo", superres.photo.choose), ...camera,
-        ...icons, ...edits, ...smiley);
+        ...icons, ...edits, ...this.day(people), ...smiley);
+    }
+
+    // The face of the day, which is made of the examples.
+    day(people) {
+      return people.length > 1 ? [this.button("Face of the day", () => this.paintAll(superres.today(people, this.view.side).values))] : [];
     }
 
     actions() {
       this.sharp = make("input", {type: "checkbox"});
       this.sharp.addEventListener("change", () => this.face.classList.toggle("sr-sharp", this.sharp.checked));
-      this.save = make("a", {download: "face.png"}, "Save");
+      this.polish = make("input", {type: "checkbox"});
+      this.polish.addEventListener("change", () => this.polish.checked && !this.done ? this.ask("finished") : this.picture());
+      this.save = this.button("Save", () => make("a", {download: `face.${this.face.src.match(/^data:image\/(\w+)/)[1]}`, href: this.face.src}).click());
       const copies = (text, remedy, copy) => {
         const button = this.button(text, async () => {
           try {
@@ -257,7 +342,7 @@
       const link = copies("Copy link", "Copy it from the address bar", () => {
         this.promised = null;  // the copy is of the picture that is shown
         if (this.shown) this.status.textContent = this.told(this.shown);
-        history.replaceState(null, "", this.link());
+        history.replaceState(history.state, "", this.link());
         return navigator.clipboard.writeText(location.href);
       });
       this.copy = copies("Copy picture", "Save it instead", async () => {
@@ -266,8 +351,22 @@
         const blob = await new Promise(done => canvas.toBlob(done));
         await navigator.clipboard.write([new ClipboardItem({[blob.type]: blob})]);
       });
+      const emoji = superres.emoji ? [copies("Copy as emoji", "It cannot be copied", () => navigator.clipboard.writeText(superres.emoji.toEmoji(this.pixels.values, this.view.side)))] : [];
       this.files = Object.fromEntries(this.view.files.map(kind => [kind, this.button(`Save ${kind}`, () => this.ask(kind))]));
-      return make("div", {class: "sr-links"}, make("label", {}, this.sharp, "Pixels"), link, this.copy, this.save, ...Object.values(this.files));
+      return make("div", {class: "sr-deeds"}, make("label", {}, this.sharp, "Pixels"), make("label", {}, this.polish, "Finished"),
+        this.save, this.copy, link, ...emoji, ...Object.values(this.files));
+    }
+
+    // What cannot be done yet looks so, and says why.
+    enable() {
+      const none = this.shown ? "" : NONE, files = Object.entries(this.files);
+      const reasons = [[this.save, none], [this.copy, none], [this.reseeds, this.first ? this.missing : NONE], [this.polish, none || this.missing || (this.chosen ? ONE : "")],
+        ...files.map(([kind, button]) => [button, none || this.missing || (this.asked[kind] ? "It is being made" : "")])];
+      for (const [control, reason] of reasons) {
+        control.disabled = Boolean(reason);
+        control.ariaDisabled = String(control.disabled);
+        control.title = (control.closest("label") ?? control).title = reason;
+      }
     }
 
     // Begin with an example.
@@ -279,7 +378,8 @@
     // A photo or example is being read: the face that is shown is not its face, and earlier questions have no answer.
     read(name) {
       this.given = name;
-      this.reading = true;
+      this.reading = this.isNew = true;
+      this.linked = false;
       this.input = null;
       clearTimeout(this.pause);
       this.clear();
@@ -303,6 +403,12 @@
       }
     }
 
+    // Nothing of the photo is used: the pixels stay, and are the visitor's.
+    stay() {
+      this.example = this.truth = "";
+      this.changed(this.chosen);
+    }
+
     // The digest of the link that was opened, if what is shown is its person; a link of today's picture would lose it.
     linkDigest() {
       return this.promised?.chosen === this.chosen ? this.promised.digest : null;
@@ -314,10 +420,11 @@
       return `#x=${textOf(this.pixels.values)}${sample}${digest ? `&d=${digest}` : ""}`;
     }
 
-    // Show what the address holds; return whether it holds pixels.
-    open() {
+    // Show what the address holds, as an entry of the history that has no name yet if it is `fresh`; return whether it holds pixels.
+    open(fresh = true) {
       const given = new URLSearchParams(location.hash.slice(1)), pixels = pixelsOf(given.get("x") ?? "", this.pixels.values.length);
       if (!pixels) return false;
+      if (fresh) this.mark();
       const number = (name, most) => Math.min(Math.max(Math.trunc(Number(given.get(name))) || 0, 0), most);
       this.seed = number("s", 2 ** 31);
       const temperature = Number(given.get("t"));
@@ -340,23 +447,34 @@
         this.example = textOf(values);
         this.truth = truth;
         if (!this.linked) {
+          const isScore = location.hash.startsWith("#draft");  // of the game
+          if (!this.isNew && !isScore) history.replaceState(history.state, "", location.pathname + location.search);
           this.kept = false;
-          history.replaceState(null, "", location.pathname + location.search);
-          this.set(Uint8Array.from(values));
+          if (this.isNew) this.enter(Uint8Array.from(values), false);
+          else this.set(Uint8Array.from(values));
         }
-        this.linked = false;
+        this.linked = this.isNew = false;
       }, () => {});
     }
 
     set(values, chosen = 0) {
       this.pixels.replace(values);
+      this.enlarge();
       this.changed(chosen);
+    }
+
+    // Show the pixels themselves where the face will be.
+    enlarge() {
+      const {side} = this.view, canvas = make("canvas", {width: side, height: side}), image = new ImageData(side, side);
+      for (let at = 0; at < side * side; at++) image.data.set([...this.pixels.values.subarray(3 * at, 3 * at + 3), 255], 4 * at);
+      canvas.getContext("2d").putImageData(image, 0, 0);
+      this.face.src = canvas.toDataURL();
+      this.caption.textContent = ENLARGED;
     }
 
     // Pixels that the visitor has painted are in the address, so that they are there after a reload.
     paintAll(values) {
-      this.kept = true;
-      this.set(values);
+      this.enter(values, true);
     }
 
     reseed() {
@@ -384,25 +502,36 @@
       if (painted !== this.painted) ask("painted", painted);
       this.painted = painted;
       this.clearOthers();
-      if (this.view.stages > 1) this.ask("small");
       clearTimeout(this.pause);
+      if (this.known()) return;
+      if (this.view.stages > 1) this.ask("small");
       this.pause = setTimeout(() => this.ask("large"), this.view.stages > 1 ? PAUSE : 0);
+    }
+
+    // Show the faces that came with the page if the pixels are theirs, and return whether they are.
+    known() {
+      const {first, temperature} = this.view;
+      if (textOf(this.pixels.values) !== first?.x || this.seed || this.temperature !== temperature) return false;
+      this.asked = {};
+      this.first = first.faces[0];
+      this.showOthers(first.faces.slice(1));
+      ask("known", first.x);
+      return true;
     }
 
     // Forget what was drawn; a file of it is not saved.
     clear() {
-      this.first = this.shown = this.promised = null;
-      for (const [kind, file] of Object.entries(this.files)) {
-        delete this.asked[kind];
-        file.disabled = false;
-      }
+      this.first = this.shown = this.promised = this.done = null;
+      this.polish.checked = false;
+      for (const kind of ["finished", ...Object.keys(this.files)]) delete this.asked[kind];
     }
 
     // Ask for a kind of picture; `number` is that of the sample that becomes the large face, or 0 for the likeliest.
     ask(kind, number = this.chosen) {
       const question = {x: textOf(this.pixels.values), t: this.temperature, s: this.seed, n: number, turn: ++this.turn};
       this.asked[kind] = JSON.stringify(kind === "card" ? {...question, link: location.host + location.pathname} : question);
-      if (kind in this.files) this.files[kind].disabled = true;
+      if (kind in this.files) this.enable();
+      else if (kind === "finished") this.caption.textContent = "Finishing…";
       else if (kind !== "others" && number === this.chosen) this.state("drawing");
       ask(`ask-${kind}`, this.asked[kind]);
     }
@@ -412,6 +541,7 @@
       clearTimeout(this.late);
       if (name === "drawing") this.late = setTimeout(() => { this.status.textContent = this.chosen ? `Drawing person ${this.chosen}…` : "Drawing…"; }, LATE);
       else this.status.textContent = text;
+      this.enable();
     }
 
     // Show an answer, unless the pixels have changed since its question. It has what is drawn, an `error`, why it must `wait`,
@@ -421,7 +551,8 @@
       if (question !== this.asked[kind]) return;
       const {x, n} = JSON.parse(question);
       if (x !== textOf(this.pixels.values)) return;
-      if (wait) this.state("waiting", wait);
+      if (wait) this.wait(wait);
+      else if (kind === "finished") this.finish(error, partial ? null : faces?.[0]);
       else if (error) this.fail(error);
       else if (partial || kind === "small") this.preview(kind, faces, n);
       else if (kind === "others") this.showOthers(faces);
@@ -435,25 +566,45 @@
       }
     }
 
+    // Nothing draws the face yet: an earlier one is not that of the pixels.
+    wait(text) {
+      this.enlarge();
+      this.compared = null;
+      this.bars.replaceChildren();
+      this.state("waiting", text === true ? "" : text);  // true: the page says it elsewhere
+    }
+
+    // Show the finished face, or say why there is none.
+    finish(error, face) {
+      if (error) {
+        this.polish.checked = false;
+        this.status.textContent = error;
+      } else if (!face) return;
+      this.done = face;
+      this.picture();
+    }
+
     // Show no face, but why there is none.
     fail(text) {
-      this.shown = null;
+      this.shown = this.compared = null;
       this.face.removeAttribute("src");
-      this.save.removeAttribute("href");
+      this.caption.textContent = "";
       this.bars.replaceChildren();
       this.state("failed", text);
     }
 
     preview(kind, faces, number) {
       if (kind !== "others") {
-        if (number === this.chosen && !this.shown) this.face.src = faces[0].uri;
+        if (number !== this.chosen || this.shown) return;
+        this.face.src = faces[0].uri;
+        this.caption.textContent = "";
       } else if (!this.asks && !this.samples.length) this.others.children[faces.length - 1].replaceChildren(make("img", {src: faces.at(-1).uri, alt: ""}));
     }
 
     // Save a file, or say why there is none.
     keep(kind, error, file, uri) {
-      this.files[kind].disabled = false;
       delete this.asked[kind];
+      this.enable();
       if (error) this.status.textContent = error;
       else make("a", {download: file, href: uri}).click();
     }
@@ -461,11 +612,17 @@
     show(face) {
       if (!face) return;
       this.shown = face;
-      this.face.src = face.uri;
-      this.save.href = face.uri;
+      this.picture();
       this.state("drawn", this.told(face));
       this.compare(face);
-      if (this.kept) history.replaceState(null, "", this.link());
+      if (this.kept) history.replaceState(history.state, "", this.link());
+    }
+
+    // Show the face as it was drawn or, where that is chosen, the finished one; link, card and steps are those of the drawn one.
+    picture() {
+      const done = this.polish.checked && !this.chosen ? this.done : null;
+      this.face.src = (done ?? this.shown).uri;
+      this.caption.textContent = done ? done.note ?? "Finished: the mean of several pictures, sharpened" : "";
     }
 
     // Say who is shown, and whether the picture is that of the link which was opened.
@@ -476,9 +633,16 @@
     }
 
     // Show the number of steps beside that of one pixel value per step.
-    compare({steps, tokens}) {
-      const bar = (name, count) => make("div", {}, make("span", {}, name), make("b", {}, `${count.toLocaleString("en")} steps`), make("i", {style: `--share: ${count / tokens}`}));
-      this.bars.replaceChildren(bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
+    // Both bars, and the picture beside them, fill with as many steps per second.
+    compare(face) {
+      const {uri, steps, tokens} = face, ratio = tokens / steps;
+      if (this.compared === face) return;
+      if (this.compared) this.bars.style.removeProperty("--played");
+      this.compared = face;
+      const bar = (name, count) => make("div", {style: `--share: ${count / tokens}`}, make("img", {src: uri, alt: ""}), make("span", {}, name),
+        make("b", {}, `${count.toLocaleString("en")} steps`), make("i"));
+      const fewer = make("p", {}, make("strong", {}, ratio > 1 ? `${ratio.toFixed(1)} times fewer steps` : "As many steps"), "for the same picture, bit for bit");
+      this.bars.replaceChildren(fewer, bar("One pixel value per step", tokens), bar("superres: the same picture", steps));
     }
 
     clearOthers() {

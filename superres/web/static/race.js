@@ -15,6 +15,8 @@
       cancelAnimationFrame(this.timer);
       this.decodes = view.decodes.map(decode => ({...decode, total: decode.stages.reduce((sum, stage) => sum + stepsOf(stage), 0)}));
       this.most = Math.max(...this.decodes.map(({total}) => total));
+      this.input = make("img", {src: view.input});
+      this.verdict = make("p", {class: "sr-verdict"});
       const panels = make("div", {class: "sr-panels"});
       const still = (name, uri, alt, below) => panels.append(this.panel(name, make("img", {src: uri, alt}), make("span", {}, below)));
       still(`Input, ${view.size}`, view.input, `The ${view.size} input, enlarged`, "all that the model sees");
@@ -26,12 +28,13 @@
       if (view.truth) still("Truth", view.truth, "The photo, reduced", "the photo, for comparison");
       this.button = make("button", {type: "button", class: "sr-again"}, "Play again");
       this.button.addEventListener("click", () => this.play());
-      this.append(panels, this.button);
-      this.pictures = Promise.all(this.decodes.flatMap(decode => decode.stages.map(stage => {
+      this.append(this.verdict, panels, this.button);
+      this.pictures = Promise.all([this.input.decode(), ...this.decodes.flatMap(decode => decode.stages.map(stage => {
         stage.image = make("img", {src: stage.uri});
         return stage.image.decode();
-      })));
+      }))]);
       this.show(0);
+      this.input.decode().then(() => this.show(this.shown));
       if (matchMedia("(prefers-reduced-motion: reduce)").matches) this.pictures.then(() => this.show(this.most));
       else this.play();
     }
@@ -59,6 +62,8 @@
     }
 
     show(steps) {
+      this.shown = steps;
+      this.verdict.replaceChildren(...this.verdictOf(steps));
       for (const decode of this.decodes) {
         const made = Math.min(steps, decode.total);
         decode.count.textContent = made === decode.total ? `${number(made)} steps: ${decode.end}` : `${number(made)} of ${number(decode.total)} steps`;
@@ -66,12 +71,22 @@
       }
     }
 
-    // Paint each stage over the one before, as far as its tokens reach.
+    // Say what is raced, and at the end the steps of both.
+    verdictOf(steps) {
+      const [slow, fast] = this.decodes;
+      if (steps < this.most) return ["The same face, drawn in two ways. ", make("b", {}, "Which one takes fewer steps?")];
+      return [make("b", {}, `${number(slow.total)} steps`), " beside ", make("b", {}, number(fast.total)), `: ${fast.end}`];
+    }
+
+    // Paint the input, and each stage over the one before, as far as its tokens reach.
     paint({canvas, stages}, steps) {
       const context = canvas.getContext("2d"), {width: side} = canvas;
       context.imageSmoothingEnabled = false;
       context.fillStyle = "#a0a0a0";
       context.fillRect(0, 0, side, side);
+      context.globalAlpha = 0.5;
+      if (this.input.complete) context.drawImage(this.input, 0, 0, side, side);
+      context.globalAlpha = 1;
       for (const stage of stages) {
         const pixels = Math.floor(tokensOf(stage, Math.min(steps, stepsOf(stage))) / CHANNELS);
         const factor = side / stage.side, rows = Math.floor(pixels / stage.side), rest = pixels % stage.side;

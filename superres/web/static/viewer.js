@@ -4,7 +4,7 @@
 "use strict";
 (() => {
   const {make, sentence, Drawn} = superres;
-  const FIRST = 50;  // first place of the divider in percent
+  const FIRST = 0;  // first place of the divider in percent: the whole face is seen
   const LARGEST = 8;  // factor of the zoom
   const REACH = 22;  // pixels from the divider's handle within which a drag moves the divider; half the handle
   const NOTCH = 200;  // pixels of the wheel that zoom by a factor of e
@@ -14,6 +14,7 @@
   const STORE = "superres-kept";
   const HINT = "Zoom with Ctrl and the wheel, two fingers, or + and -. Move the part in view by a drag, or Shift and the arrow keys.";
   let viewers = 0, kept = [];  // pictures in the strip, the newest first
+  let isSharp = false;  // whether pixels are shown as squares, in all viewers
   let isFinishing = true;  // whether the visitor wants finished faces; the next page begins anew
   try {
     kept = JSON.parse(sessionStorage.getItem(STORE)) ?? [];
@@ -82,8 +83,13 @@
       this.divider = make("input", {type: "range", min: 0, max: 100, "aria-label": "Divider between the two pictures"});
       this.divider.value = FIRST;
       this.divider.addEventListener("input", () => this.move(this.divider.valueAsNumber));
+      this.invites = make("span", {class: "sr-name sr-invite", "aria-hidden": "true"});
+      this.sharp = make("input", {type: "checkbox"});
+      this.sharp.checked = isSharp;
+      this.sharp.addEventListener("change", () => this.sharpen(this.sharp.checked));
       this.divider.addEventListener("keydown", event => this.key(event));
-      this.frame = make("div", {class: "sr-split"}, this.right.image, this.left.image, this.left.name, this.right.name, this.divider);
+      this.frame = make("div", {class: "sr-split"}, this.right.image, this.left.image, this.left.name, this.right.name, this.invites, this.divider);
+      this.sharpen(isSharp);
       this.listen();
       this.factor = make("output", {"aria-label": "Zoom"});
       this.link = make("span");
@@ -95,6 +101,7 @@
         make("div", {class: "sr-under"},
           make("span", {class: "sr-zoom"}, button("\u2212", () => this.zoomTo(this.zoom - 1), {"aria-label": "Zoom out"}), this.factor,
             button("+", () => this.zoomTo(this.zoom + 1), {"aria-label": "Zoom in"})),
+          make("label", {class: "sr-squares"}, this.sharp, "Pixels"),
           make("span", {class: "sr-links"}, this.link, this.keeps)),
         make("p", {class: "sr-hint", id: `sr-zoom-${++viewers}`}, HINT));
       this.divider.setAttribute("aria-describedby", `sr-zoom-${viewers}`);
@@ -262,6 +269,15 @@
       this.divider.value = percent;  // in whole numbers from 0 to 100
       this.divider.setAttribute("aria-valuetext", `${this.divider.value} % ${this.left.name.textContent}`);
       this.frame.style.setProperty("--split", `${this.divider.value}%`);
+      const isWhole = this.divider.value === "0";  // the face hides the other picture, and its name
+      this.left.name.hidden = isWhole;
+      this.invites.hidden = !isWhole;
+      this.invites.textContent = `Drag to compare with: ${this.left.name.textContent}`;
+    }
+
+    sharpen(isWanted) {
+      isSharp = isWanted;
+      this.frame.classList.toggle("sr-sharp", isSharp);
     }
 
     // Zoom to the whole factor next to the wanted one, so that pixels have equal sizes. The place (x, y) stays where it is.
