@@ -346,6 +346,7 @@ for (const opener of openers) {
     opener.ariaExpanded = String(!part.hidden);
     if (part.hidden) return;
     fill(part);
+    if (part.getBoundingClientRect().top > 0.6 * innerHeight) part.scrollIntoView();
     if (part.id === "race" && !jobs.has("race")) race();
   });
 }
