@@ -22,7 +22,7 @@ const button = (text, action) => {
 
 // The engine: loaded once, told how far.
 let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
-for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, () => { painting = true; });
+for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, ({target}) => { painting ||= !target.closest(".sr-deeds, .sr-others"); });
 document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
