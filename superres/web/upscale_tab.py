@@ -25,9 +25,10 @@ from superres.web.content import HOW, LIMITS, TEMPERATURE, introduction
 from superres.web.controls import Value
 from superres.web.decoding import Deadline, VisitorDecoding
 from superres.web.drawing import caption_of, is_complete, numbers_of
+from superres.web.faces import sampled
 from superres.web.files import MAX_FILE_BYTES, path_of
 from superres.web.finishing import LATEST, finished_face, question_of
-from superres.web.paint import answer, paint_box, pixels_of, sampled
+from superres.web.paint import answer, paint_box, pixels_of
 from superres.web.race import race_html
 from superres.web.upscale_endpoint import endpoint
 
