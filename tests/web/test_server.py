@@ -233,7 +233,7 @@ def test_all_files_of_visitors_are_in_the_folder_that_is_swept(demo):
 
 
 def test_a_page_with_passwords_is_closed_to_strangers(upscaler):
-    with running(upscaler, auth=[("eve", "secret"), ("bob", "other")]) as demo:
+    with running(upscaler, auth=[("eve", "secret"), ("bob", "other")], example=True) as demo:
         closed = [("GET", "config"), ("GET", "gradio_api/info"), ("GET", "gradio_api/openapi.json"),
                   ("POST", "gradio_api/upload"), ("GET", "gradio_api/file=/etc/passwd"),
                   ("POST", "gradio_api/queue/join"),
@@ -245,6 +245,7 @@ def test_a_page_with_passwords_is_closed_to_strangers(upscaler):
                     path in closed]
         assert statuses == [401] * len(closed)
         assert '"auth_required":true' in HTTP.get(demo.url).text
+        assert 'id="first"' not in HTTP.get(demo.url).text
         assert demo.health()["status"] == "ok"
         with httpx.Client(base_url=demo.url, timeout=300) as user:
             for name, password in (("eve", "wrong"), ("eve", "other"), ("eva", ""), ("", "")):
@@ -253,6 +254,7 @@ def test_a_page_with_passwords_is_closed_to_strangers(upscaler):
                 assert user.get("/config").status_code == 401
             assert (user.post("/login", data={"username": "eve", "password": "secret"}).json()
                     == {"success": True})
+            assert 'id="first"' in user.get("/").text
             path = user.post("/gradio_api/upload",
                              files={"files": ("a.png", FACES[0].read_bytes())}).json()[0]
             assert user.get(f"/gradio_api/file={path}").content == FACES[0].read_bytes()

@@ -23,7 +23,9 @@ const button = (text, action) => {
 
 // The engine: loaded once, told how far.
 let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
-for (const event of ["pointerdown", "keydown"]) for (const one of [box, document.querySelector("superres-draft")]) one.addEventListener(event, () => { painting = true; });
+for (const event of ["pointerdown", "keydown"]) {
+  for (const one of [box, document.querySelector("superres-draft")]) one.addEventListener(event, ({target}) => { painting ||= !target.closest(".sr-deeds, .sr-others"); });
+}
 document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
