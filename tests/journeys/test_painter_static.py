@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import re
 import threading
@@ -29,9 +30,11 @@ from superres.web.paint import pixels_of
 from tests.journeys.helpers import (
     PATIENCE,
     WATCH_ANSWERS,
+    beat_a_score,
     cell,
     check_fits,
     check_wcag,
+    draft_by_keys,
     drawn,
     give,
     is_failure,
@@ -41,6 +44,7 @@ from tests.journeys.helpers import (
 )
 from tests.web.helpers import FACES, encoded, huge_png
 
+GAME, VIEW = "superres-draft", "data-view"
 SQUARES = [(0, 0, 64), (7, 3, 90), (20, 1, 71), (3, 50, 8)]
 
 
@@ -253,6 +257,28 @@ def crop_a_photo(page, folder):
         assert not page.is_visible("img.sr-drawn")
 
 
+def draft_a_face(page, upscaler):
+    """The game is behind its tab, by arrow keys; the paint box keeps what it has."""
+    before = page.url
+    page.get_by_role("tab", name="Paint").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.get_by_role("tab", name="You are the drafter").get_attribute(
+        "aria-selected") == "true"
+    assert not page.locator("superres-paint").is_visible()
+    found = draft_by_keys(page, upscaler)
+    check_wcag(page, "drafter")
+    check_fits(page, 390)
+    assert page.url == before
+    face = json.loads(page.get_attribute(GAME, VIEW))["faces"][0]["x"]
+    link = (f"{page.url.partition('#')[0]}#draft={face}&k=10&e=12&t={len(found.tokens)}&c={len(found.accepted)}")
+    beat_a_score(page, link, found)
+    draft_by_keys(page, upscaler)
+    assert "a draw" in page.inner_text(".sr-draft .sr-told")
+    page.goto(before)
+    page.reload()
+    drawn(page)
+
+
 def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page, folder, tmp_path,
                                                                            rng):
     upscaler = superres.load("celeba-8to64", "cpu")
@@ -261,6 +287,7 @@ def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page,
     save_marked_pictures(page, tmp_path)
     race_compare_and_step(page, upscaler, x, steps)
     paint_on_while_a_face_is_drawn(page)
+    draft_a_face(page, upscaler)
     open_links_without_a_network(page, upscaler)
     reduce_as_in_training(page, rng)
     crop_a_photo(page, tmp_path)
