@@ -47,7 +47,7 @@
       this.custom = make("input", {type: "color", "aria-label": "Any colour", value: "#c68f68"});
       this.custom.addEventListener("change", () => this.choose(6));
       this.swatches = ["Like the left one", "Like the one above", "Between both", "Left + above \u2212 corner", "A bit lighter", "A bit darker"].map((name, at) =>
-        button("", () => this.choose(at), {class: "sr-swatch", "aria-keyshortcuts": String(at + 1)}));
+        button("", () => this.choose(at), {class: "sr-swatch", disabled: "", "aria-keyshortcuts": String(at + 1)}));
       this.names = ["like the left", "like above", "between both", "go on as before", "a bit lighter", "a bit darker"];
       this.told = make("p", {class: "sr-hint"});
       this.controls = make("div", {class: "sr-guess"}, this.told, this.strip,
