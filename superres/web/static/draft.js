@@ -47,7 +47,7 @@
       this.custom = make("input", {type: "color", "aria-label": "Any colour", value: "#c68f68"});
       this.custom.addEventListener("change", () => this.choose(6));
       this.swatches = ["Like the left one", "Like the one above", "Between both", "Left + above \u2212 corner", "A bit lighter", "A bit darker"].map((name, at) =>
-        button("", () => this.choose(at), {class: "sr-swatch", "aria-keyshortcuts": String(at + 1)}));
+        button("", () => this.choose(at), {class: "sr-swatch", disabled: "", "aria-keyshortcuts": String(at + 1)}));
       this.names = ["like the left", "like above", "between both", "go on as before", "a bit lighter", "a bit darker"];
       this.told = make("p", {class: "sr-hint"});
       this.controls = make("div", {class: "sr-guess"}, this.told, this.strip,
@@ -153,12 +153,14 @@
       if (!this.guess.length && last >= 0) return this.tell("Guess a pixel first: choose a colour.");
       const guesses = this.guesses(), from = this.known.length, block = [this.pending[0], ...guesses];
       this.stop();
-      const {accepted: [accepted], tokens, pending} = await this.question({c: textOf(this.known), by: "you", g: guesses, calls: 1});
-      if (this.known.length !== from) return;
-      this.known.push(...tokens);
-      this.pending = pending;
-      this.guess = [];
-      this.count(accepted, this.verdict(from, block, accepted), block);
+      await this.guarded(async () => {
+        const {accepted: [accepted], tokens, pending} = await this.question({c: textOf(this.known), by: "you", g: guesses, calls: 1});
+        if (this.known.length !== from) return;
+        this.known.push(...tokens);
+        this.pending = pending;
+        this.guess = [];
+        this.count(accepted, this.verdict(from, block, accepted), block);
+      });
     }
 
     verdict(from, block, accepted) {
@@ -423,7 +425,7 @@
       this.games = {face: new Face(view, question => this.ask(question)), text: new Text(view.text)};
       this.settings = {k: view.heads, e: view.epsilon};
       for (const game of Object.values(this.games)) Object.assign(game, {settings: this.settings, tell: text => this.tell(text), stop: () => this.stop(),
-        count: (...call) => this.count(...call), redrawn: () => this.counters()});
+        guarded: work => this.guarded(work), count: (...call) => this.count(...call), redrawn: () => this.counters()});
       this.build();
       this.append(this.body);
       this.listen();
@@ -468,8 +470,8 @@
       const [first] = this.waiting;
       if (kind !== "draft" || question !== first?.text) return;
       if (wait) return this.wait(wait);
-      if (this.before) this.tell(this.before);
-      this.before = "";
+      if (this.said) this.tell(this.said);
+      this.said = "";
       this.waiting.shift();
       if (error) first.reject(new Error(error));
       else first.resolve(found);
@@ -478,7 +480,7 @@
 
     // Say why there is no answer yet, until there is one.
     wait(text) {
-      this.before ||= this.status.textContent;
+      this.said ||= this.status.textContent;
       this.tell(text);
     }
 
