@@ -388,7 +388,8 @@ def draft_a_face(page, upscaler):
     check_fits(page, 390)
     assert page.url == before
     face = json.loads(page.get_attribute(GAME, VIEW))["faces"][0]["x"]
-    link = (f"{page.url.partition('#')[0]}#draft={face}&k=10&e=12&t={len(found.tokens)}&c={len(found.accepted)}")
+    link = (f"{page.url.partition('#')[0]}#draft={face}&k=10&e=12"
+            f"&t={len(found.tokens)}&c={len(found.accepted)}")
     beat_a_score(page, link, found)
     draft_by_keys(page, upscaler)
     assert "a draw" in page.inner_text(".sr-draft .sr-told")
