@@ -20,6 +20,7 @@ pictures: $(VENV)/.installed-dev
 	$(RUN) scripts/draw_photographs.py
 	$(RUN) scripts/draw_decode.py
 	$(RUN) scripts/demo.py --rounds 1 --output demo --sheet .github/pictures/faces.png
+	$(RUN) scripts/record_sentences.py
 	$(RUN) scripts/draw_page.py $(ARGS)
 
 # The costs of WebAssembly in the checkpoints, to record after a change of weights; needs Chromium.

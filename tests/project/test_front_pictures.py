@@ -17,10 +17,10 @@ import measurements
 from superres import Upscaler
 from superres.config import DEFAULT_CASCADE
 from superres.evaluation.examples import photographs
+from superres.tasks.crops import FACE
 from superres.tasks.faces import FaceTask
 from superres.tasks.photos import choose_crops
 from superres.tasks.sheets import contact_sheet
-from superres.web.crops import FACE
 
 TASK = FaceTask(8, 64, (32,))
 DRAWN = re.compile("`make dev.npz` draws ([0-9]+)")

@@ -156,7 +156,7 @@ def test_the_result_says_how_many_steps_all_stages_took(cascade, photo):
         decoding = VisitorDecoding(cascade)
         *_, html = views_of(decoding, "upscale", chosen("", 4, TASK, read_image(photo)),
                             {"": DecodeConfig(1, temperature=0.9)}, decoding.deadline(), count)
-        return re.search('role="status">(.*?)</p>', html)[1]
+        return re.search('<p class="sr-hint">(.*?)</p>', html)[1]
 
     steps = r" in \d\.\d\d seconds: 960 steps{} instead of 960, 1\.0 pixel values per step\."
     assert re.fullmatch("One picture" + steps.format(""), said())

@@ -331,8 +331,8 @@ def test_without_a_checkpoint_for_text_there_is_no_tab_and_no_endpoint(upscaler,
 
     with running(upscaler) as plain:
         tabs, names = offered(plain.url)
-    assert tabs == {"Upscale", "Batch"}
+    assert tabs == {"Upscale", "Batch", "You are the drafter"}
     assert "translate" not in names
     tabs, names = offered(demo.url)
-    assert tabs == {"Upscale", "Batch", "Translate"}
+    assert tabs == {"Upscale", "Batch", "Translate", "You are the drafter"}
     assert "translate" in names

@@ -20,6 +20,7 @@ import pytest
 from superres.config import general_costs
 from superres.errors import InvalidInputError
 from superres.pictures.write import read_origin
+from superres.system.output import short_digest
 from superres.tasks.faces import image_key
 from superres.web import paint
 from superres.web.decoding import VisitorDecoding
@@ -197,7 +198,7 @@ def test_the_page_draws_by_the_default_of_the_api(decoding, source, monkeypatch)
         keys = [image_key(source, max(number, 1))]
         result = decoding.upscaler.decode(source[None], drawn, keys=keys)
         assert alone["steps"] == result.traces[0].iterations < alone["tokens"]
-        assert alone["digest"] == paint.short_digest(result.images[0].tobytes())
+        assert alone["digest"] == short_digest(result.images[0].tobytes())
         if number:
             assert others[number - 1]["digest"] == alone["digest"]
 
@@ -205,7 +206,7 @@ def test_the_page_draws_by_the_default_of_the_api(decoding, source, monkeypatch)
 def test_the_finished_face_is_that_of_the_command_and_samples_have_none(decoding, source):
     (face,) = view(decoding, "finished", question(source))["faces"]
     result = decoding.upscaler(source[None], decoding.upscaler.default, finish="mean")
-    assert face["digest"] == paint.short_digest(result.images[0].tobytes())
+    assert face["digest"] == short_digest(result.images[0].tobytes())
     assert (face["steps"], face["tokens"]) == (result[0].steps, 2 * result.images[0].size)
     content = BytesIO(b64decode(face["uri"].partition(",")[2]))
     assert read_origin(content, "face")["settings"]["finish"] == "mean"
@@ -244,7 +245,7 @@ def test_a_decode_ends_when_its_visitor_has_painted_on_and_others_are_left_alone
         thread.join()
     assert found["one", source.tobytes()]["error"] == "another face has been asked for since"
     expected = decode(decoding.upscaler, source[None]).images[0]
-    assert found["two", source.tobytes()]["faces"][0]["digest"] == paint.short_digest(
+    assert found["two", source.tobytes()]["faces"][0]["digest"] == short_digest(
         expected.tobytes())
     assert "faces" in found["one", (source + 1).tobytes()]
 
