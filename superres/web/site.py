@@ -30,8 +30,9 @@ from superres.web.finder_file import finder_file
 ELEMENTS = ("base", "edits", "emoji", "photo", "paint", "crop", "race", "stepper", "viewer",
             "draft")
 """Scripts and styles of `static/` that the page shares with the server's page, as they are."""
-LATER = "race", "stepper", "viewer"
-"""Those of them that the page loads with the engine: what they show, the engine draws."""
+LATER, GAME = ("race", "stepper", "viewer"), "draft"
+"""Those of them that the page loads with the engine, since it draws what they show, and that of the
+tab of the game, which is loaded with it."""
 SCRIPTS = "site.js", "pictures.js", "photos.js", "finder.js"
 """Modules of the page; superres.js, the engine, is another one."""
 FINDER = "finder.bin"
@@ -75,7 +76,8 @@ def write_page(folder: Path, task: FaceTask, stages: int, heads: int, checkpoint
         write_result(folder / shown["file"], encode_png(Picture(part), None))
     names, game = [path.name for path in shared], draft_view(task, heads, examples)
     write_result(folder / "index.html",
-                 html_of(folder, task, checkpoint, view, game, names).encode())
+                 html_of(folder, task, checkpoint, view, names).encode())
+    write_result(folder / "game.json", json.dumps(game).encode())
     write_worker(folder)
 
 
@@ -113,14 +115,14 @@ def part_of(image: Pixels, task: FaceTask) -> tuple[Pixels, list[int] | None]:
 
 
 def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, Any],
-            game: Mapping[str, Any], shared: list[str]) -> str:
+            shared: list[str]) -> str:
     """Return index.html; `shared` are the names of scripts and styles in the order in which they
     are loaded."""
     headline, text = introduction(task)
     weights, *modules = (folder / name for name in ENGINE)
     size = weights.stat().st_size + max(path.stat().st_size for path in modules)
     later = [name for name in shared if Path(name).stem in LATER]
-    shared = [name for name in shared if name not in later]
+    shared = [name for name in shared if Path(name).stem not in (*LATER, GAME)]
     styles = [name for name in shared if name.endswith(".css")]
     links = [f'<link rel="stylesheet" href="{name}">' for name in ("faces.css", "site.css",
                                                                    *styles)]
@@ -128,7 +130,7 @@ def html_of(folder: Path, task: FaceTask, checkpoint: Path, view: Mapping[str, A
     return Template((SITE / "index.html").read_text(encoding="utf-8")).substitute(
         title=TITLE, headline=headline, introduction=text, size=f"{size / 1e6:.1f} MB", speed=SPEED,
         notice=escape(notice_of(checkpoint)), icon=escape(view["examples"][0]["icon"]),
-        view=escape(json.dumps(view)), game=escape(json.dumps(game)), tab=TAB,
+        view=escape(json.dumps(view)), tab=TAB,
         xmp=escape(marked().decode()),
         later=" ".join(later),
         how=HOW.read_text(encoding="utf-8").replace("h3", "h2"),

@@ -391,7 +391,7 @@ def draft_by_keys(page, upscaler, calls=3):
         for key in ("2", "Backspace", "1", "r", "Enter"):
             page.keyboard.press(key)
         until(page, f"document.querySelector('{SCORE}').textContent.startsWith('{call + 1} call')")
-    assert page.locator(".sr-verdict .sr-accepted").count() == lanes[0].accepted[-1]
+    assert page.locator(".sr-checked .sr-accepted").count() == lanes[0].accepted[-1]
     until(page, f"[...document.querySelectorAll('{SCORE}')][1].textContent.startsWith('{calls} ')")
     for number, lane in enumerate(lanes):
         assert score(page, number) == (calls, len(lane.tokens))

@@ -294,7 +294,7 @@ def test_on_arrival_a_face_is_drawn_in_blocks_beside_one_value_per_step(visit, c
     verdict = still.locator(".sr-verdict")
     assert verdict.inner_text().endswith("Which one takes fewer steps?")
     still.evaluate("document.querySelector('superres-race').show(1e9)")
-    assert verdict.inner_text() == f"15,360 steps beside {most:,}: the same picture"
+    assert verdict.text_content() == f"15,360 steps beside {most:,}: the same picture"
     for page, width in ((still, 390), (moving, 1280)):
         page.wait_for_function(f"{COUNTS}[0].includes('15,360 steps: done')")
         for uri in page.evaluate(CANVASES):

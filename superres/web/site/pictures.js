@@ -1,5 +1,4 @@
 // Pictures of the static page: canvases, PNG files with the mark that a model drew them, and the card of superres/web/card.py.
-import {marked} from "./superres.js";
 
 const {make} = superres;
 const SIZE = [1200, 630], FACE = 384, INPUT = 224, OTHER = 186, GAP = 12, ARROW = 88, TOP = 124;  // of a card, in pixels
@@ -30,9 +29,6 @@ export function unfinished({pixels, side, tokens, isMirrored}, below) {
   context.putImageData(image, 0, 0);
   return canvas;
 }
-
-// Return a picture that a model drew as a PNG in a data URI: with the XMP packet that marks it, and how it was made.
-export const markedUri = (canvas, xmp, record) => marked(canvas.toDataURL(), xmp, record);
 
 // Return the card of a face, with its input, other faces and a link; `isFace` says whether a face can be found in it.
 export function card(source, face, others, link, isFace) {

@@ -1,8 +1,7 @@
 // The static page: what its elements ask is answered by the engine of superres.js in this browser, and no server. Events are
 // those of the server's page: see paint.js. Nothing is downloaded beside the page until the visitor starts.
-import {load} from "./superres.js";
 import {readPhoto, reduced} from "./photos.js";
-import {canvasOf, card, enlarged, markedUri, unfinished} from "./pictures.js";
+import {canvasOf, card, enlarged, unfinished} from "./pictures.js";
 
 const {make} = superres;
 const BASE = new URL("./", import.meta.url), MOST_KNOWN = 40;  // finished faces that are not drawn again
@@ -22,10 +21,8 @@ const button = (text, action) => {
 };
 
 // The engine: loaded once, told how far.
-let engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
-for (const event of ["pointerdown", "keydown"]) {
-  for (const one of [box, document.querySelector("superres-draft")]) one.addEventListener(event, ({target}) => { painting ||= !target.closest(".sr-deeds, .sr-others"); });
-}
+let library, engine, loading, failed = false, painting = false;  // what the visitor does in the box starts it, too
+for (const event of ["pointerdown", "keydown"]) box.addEventListener(event, ({target}) => { painting ||= !target.closest(".sr-deeds, .sr-others"); });
 document.addEventListener("superres-photo", () => { painting = true; });
 
 async function start() {
@@ -33,12 +30,13 @@ async function start() {
   return loading;
 }
 
-// Load the elements that show what the engine draws.
-function loadLater() {
-  for (const name of document.body.dataset.later.split(" ").filter(Boolean)) {
-    document.head.append(name.endsWith(".js") ? make("script", {src: name}) : make("link", {rel: "stylesheet", href: name}));
-  }
-}
+// Load scripts and styles.
+const add = (...names) => document.head.append(...names.map(name => name.endsWith(".js") ? make("script", {src: name}) : make("link", {rel: "stylesheet", href: name})));
+const once = work => {
+  let made;
+  return () => made ??= work();
+};
+const loadLater = once(() => add(...document.body.dataset.later.split(" ").filter(Boolean)) ?? true);  // what shows what the engine draws
 
 async function begin() {
   const bar = element("loading"), words = element("told");
@@ -48,7 +46,8 @@ async function begin() {
   try {
     await worker;
     words.textContent = "Loading the model…";
-    engine = await load(BASE, {onProgress: (loaded, total) => {
+    library = await import("./superres.js").catch(() => { throw Object.assign(new Error("no connection"), {isMissing: true}); });
+    engine = await library.load(BASE, {onProgress: (loaded, total) => {
       const isKnown = total >= loaded;  // not where the host compresses
       if (isKnown) bar.value = loaded / total;
       words.textContent = `Loading the model: ${megabytes(loaded)}${isKnown ? ` of ${megabytes(total)}` : ""}.`;
@@ -86,6 +85,9 @@ async function forget() {
   for (const name of await globalThis.caches?.keys() ?? []) if (name.startsWith(`superres ${BASE.href} `)) await caches.delete(name);
 }
 
+// Return a picture that the model drew as a PNG in a data URI, with the mark.
+const markedUri = (canvas, record) => library.marked(canvas.toDataURL(), xmp, record);
+
 // What is drawn. The pixels of an input are the text of paint.js.
 const cellsOf = text => Uint8Array.from(atob(text.replace(/-/g, "+").replace(/_/g, "/")), letter => letter.charCodeAt(0));
 const sourceOf = text => canvasOf(cellsOf(text), view.side);
@@ -115,7 +117,7 @@ async function drawn(text, changes, signal, partial = () => {}) {
 function faceOf({pixels, side, digest, seconds, stages}, way) {
   const canvas = canvasOf(pixels, side), sum = name => stages.reduce((total, stage) => total + stage[name], 0);
   const {checkpoint, revision} = engine.info;
-  return {canvas, uri: markedUri(canvas, xmp, {checkpoint, revision, ...way}), digest, seconds, stages, steps: sum("steps"), tokens: sum("tokens")};
+  return {canvas, uri: markedUri(canvas, {checkpoint, revision, ...way}), digest, seconds, stages, steps: sum("steps"), tokens: sum("tokens")};
 }
 
 const sampled = ({t, s}, sample) => ({temperature: t, seed: s, sample});
@@ -151,7 +153,7 @@ const ANSWERS = {
     const faces = [await drawn(question.x, {}, signal), ...await others(question, signal)], [face] = faces.splice(question.n, 1);
     const {hasFace} = await import("./finder.js"), isFace = await hasFace(face.canvas);
     const picture = card(sourceOf(question.x), face.canvas, faces.slice(-view.others).map(({canvas}) => canvas), question.link, isFace);
-    return {file: "card.png", uri: markedUri(picture, xmp, {checkpoint: engine.info.checkpoint})};
+    return {file: "card.png", uri: markedUri(picture, {checkpoint: engine.info.checkpoint})};
   },
 };
 
@@ -192,7 +194,20 @@ for (const kind of Object.keys(ANSWERS)) document.addEventListener(`superres-ask
 // The tabs: that of the game opens by a link to a score, too.
 const tabs = [...document.querySelectorAll(".tabs [role=tab]")];
 
+// Load the game, once.
+const loadGame = once(async () => {
+  add("draft.css", "draft.js");
+  const view = await fetch(new URL("game.json", BASE)).then(answer => answer.text()).catch(() => null);
+  const game = make(...view ? ["superres-draft", {"data-view": view}] : ["p", {role: "status"}, "The game could not be loaded. Check the connection, and reload the page."]);
+  game.addEventListener("pointerdown", ({target}) => { if (target.closest(".sr-plays, .sr-means") && !failed) start(); });
+  element("panel-draft").append(game);
+});
+
 function openTab(tab) {
+  const isGame = tab.id === "tab-draft";
+  if (isGame) loadGame();
+  if (isGame) element("panel-draft").prepend(element("engine"));  // Start, and how far the model is loaded
+  else box.querySelector(".sr-told").after(element("engine"));
   for (const one of tabs) {
     one.setAttribute("aria-selected", String(one === tab));
     one.tabIndex = one === tab ? 0 : -1;
@@ -209,15 +224,13 @@ for (const [at, tab] of tabs.entries()) {
     tabs[next % tabs.length].focus();
   });
 }
-document.addEventListener("superres-open-draft", () => openTab(element("tab-draft")));
+const openGame = () => { if (/^#draft\b/.test(location.hash)) openTab(element("tab-draft")); };
+window.addEventListener("hashchange", openGame);
 
 // What the game asks: it ends no painting, and the engine answers in the order of the questions.
 document.addEventListener("superres-ask-draft", async ({detail: text}) => {
   const {x, c, by, g, k, e, calls} = JSON.parse(text), say = detail => tell("answer", {...detail, kind: "draft", question: text});
-  if (!engine) {
-    if (!failed && painting) start();
-    return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start: the model runs in this browser."});
-  }
+  if (!engine) return say({wait: loading ? "The model is being loaded." : failed ? "The model is not loaded." : "Press Start: the model runs in this browser."});
   try {
     let last;
     for await (last of engine.draft(cellsOf(x), {tokens: cellsOf(c), by: by === "you" ? g : by, epsilon: e, blockSize: k, calls}));
@@ -320,7 +333,7 @@ const PARTS = {
     const source = sourceOf(x), large = smooth => enlarged(source, view.target, smooth).toDataURL();
     const before = [{name: "Input", uri: large(false)}, {name: "Enlarged", uri: large(true)}, ...truth ? [{name: "Truth", uri: truth}] : []];
     const stages = ({stages}) => stages.slice(0, -1).map(({side, pixels}) => ({name: `Stage of ${side} pixels`,
-      uri: markedUri(enlarged(canvasOf(pixels, side), view.target), xmp, {})}));
+      uri: markedUri(enlarged(canvasOf(pixels, side), view.target), {})}));
     const named = [face, ...samples].map((one, at) => ({name: at ? `Person ${at}` : "The likeliest", uri: one.uri, note: "",
       made: "exact", file: `face-${at + 1}.png`, before: stages(one)}));
     return [make("superres-viewer", {"data-view": JSON.stringify({before, faces: named})})];
@@ -361,7 +374,7 @@ async function race() {
   place.replaceChildren(note, button("Stop", () => jobs.get("race")?.stop.abort(new Error("stopped"))));
   let rival;  // a second engine
   try {
-    rival = await load(BASE, {signal});
+    rival = await library.load(BASE, {signal});
     const panels = make("div", {class: "sr-panels"}), ways = [["One pixel value per step", rival, 1], ["Several pixel values per step", engine, view.block]];
     place.prepend(panels);
     note.textContent = "Both draw at the same time, each on its own processor core if the device has two.";
@@ -406,7 +419,8 @@ dark.addEventListener("change", dress);
 dress();
 element("start").addEventListener("click", start);
 for (const name of ["dragover", "drop"]) document.addEventListener(name, event => event.preventDefault());  // a file beside the box would replace the page
-box.querySelector(".sr-told").after(element("engine"));
+openTab(element("tab-paint"));
+openGame();
 tell("missing", "Press Start first: the model draws it");
 tell("asking");
 if (await globalThis.caches?.match(new URL("weights.bin", BASE)).catch(() => null)) start();

@@ -437,6 +437,9 @@
       const {signal} = this.listening;
       document.addEventListener("superres-answer", ({detail}) => this.answer(detail), {signal});
       document.addEventListener("superres-asking", () => this.repeat(), {signal});
+      document.addEventListener("keydown", event => {  // a button that cannot be pressed any more loses the focus to the page
+        if (this.offsetParent && (event.target === document.body || this.contains(event.target))) this.press(event);
+      }, {signal});
       window.addEventListener("hashchange", () => { if (this.game && isLink(location.hash)) this.begin(); }, {signal});
       const seen = new IntersectionObserver(entries => {  // nothing is asked for a tab that nobody opens
         if (!entries.some(({isIntersecting}) => isIntersecting)) return;
@@ -469,19 +472,20 @@
     answer({kind, question, error, wait, ...found}) {
       const [first] = this.waiting;
       if (kind !== "draft" || question !== first?.text) return;
-      if (wait) return this.wait(wait);
-      if (this.said) this.tell(this.said);
-      this.said = "";
+      if (wait) return this.hold(wait);
+      this.hold("");
       this.waiting.shift();
       if (error) first.reject(new Error(error));
       else first.resolve(found);
       this.repeat();
     }
 
-    // Say why there is no answer yet, until there is one.
-    wait(text) {
-      this.said ||= this.status.textContent;
-      this.tell(text);
+    // Say why there is no answer yet, or, if there is one, what was to be said meanwhile.
+    hold(text) {
+      this.held = text;
+      this.tell(this.said ?? "");
+      this.body.classList.toggle("sr-held", Boolean(text));
+      for (const one of [...this.plays, ...this.games.face.controls.querySelectorAll(".sr-sends button")]) one.disabled = Boolean(text) && this.kind === "face";
     }
 
     build() {
@@ -499,7 +503,7 @@
       this.loose = make("label", {}, make("span", {}, make("b", {}, "\u03b5 "), this.epsilonText), this.epsilon);
       this.lanes = make("div", {class: "sr-lanes"});
       this.guess = make("div");
-      this.verdict = make("ol", {class: "sr-verdict", "aria-label": "The latest call", hidden: ""});
+      this.verdict = make("ol", {class: "sr-checked", "aria-label": "The latest call", hidden: ""});
       this.status = make("p", {class: "sr-told", role: "status"});
       this.bars = make("div", {class: "sr-blocks"});
       this.price = make("p", {class: "sr-hint"});
@@ -516,7 +520,6 @@
         this.price, this.keys);
       this.heading = right.firstElementChild;
       this.body = make("div", {class: "sr-draft", tabindex: -1}, top, left, right);
-      this.body.addEventListener("keydown", event => this.press(event));
     }
 
     // Begin with the score of the link, or the first face.
@@ -539,6 +542,7 @@
       const isOther = kind !== this.kind;
       Object.assign(this, {kind, game: this.games[kind], calls: [], chosen: choice ?? (kind === "face" ? this.view.faces[0] : this.view.text.sentences[0])});
       if (!keepsRival) this.rival = null;
+      this.hold(this.held ?? "");
       const {game, chosen} = this;
       game.calls = 0;
       game.whole = false;
@@ -604,8 +608,10 @@
       }
     }
 
+    // A translation is recorded, and waits for nothing.
     tell(text) {
-      this.status.textContent = text;
+      this.said = text;
+      this.status.textContent = this.kind === "face" && this.held || text;
     }
 
     // A call of the visitor's: the heads do one, too.
