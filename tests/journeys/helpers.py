@@ -62,8 +62,9 @@ def check_wcag(page, name, selector=None):
     until(page, "document.getAnimations().every(one => one.playState !== 'running')")
     checked = Axe().run(page, selector, WCAG).response
     assert "color-contrast" in {rule["id"] for rule in checked["passes"]}
-    assert [(rule["id"], [node["html"] for node in rule["nodes"]])
-            for rule in checked["violations"]] == [], name
+    found = [(rule["id"], [node["html"] for node in rule["nodes"]])
+             for rule in checked["violations"]]
+    assert found == [], f"{name}: {found}"
 
 
 def check_fits(page, width):
@@ -374,17 +375,21 @@ def score(page, lane=0):
     return int(calls.split()[0]), int(tokens.split()[0].replace(",", ""))
 
 
+def drafting(page, upscaler, calls):
+    """Return the game's data, the pixels of its first face, and a function that drafts it."""
+    view = json.loads(page.get_attribute("superres-draft", "data-view"))
+    stage = first_stage(upscaler)
+    cells = pixels_of(view["faces"][0]["x"], upscaler.face_task)
+    return view, cells, functools.partial(
+        drafted, stage.scoring, stage.limits, stage.source_tokens(cells[None])[0], [],
+        **{"block_size": view["heads"], "epsilon": view["epsilon"], "calls": calls})
+
+
 def draft_by_keys(page, upscaler, calls=3):
     """Guess by keys that pixels are like those on the left, and check what the page says of both
     lanes."""
-    until(page, "document.querySelector('.sr-swatch:not([disabled])') && "
-                "!document.querySelector('.sr-blocks').textContent.includes('% of')")
-    view = json.loads(page.get_attribute("superres-draft", "data-view"))
-    cells = pixels_of(view["faces"][0]["x"], upscaler.face_task)
-    stage = first_stage(upscaler)
-    draft = functools.partial(
-        drafted, stage.scoring, stage.limits, stage.source_tokens(cells[None])[0], [],
-        block_size=view["heads"], epsilon=view["epsilon"], calls=calls)
+    until(page, "document.querySelector('button.sr-swatch:not([disabled])')")
+    view, cells, draft = drafting(page, upscaler, calls)
     lanes = draft(propose=left_of(cells, view["side"], view["heads"])), draft()
     page.locator(".sr-swatch").first.focus()
     for call in range(calls):

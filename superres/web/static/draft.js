@@ -53,7 +53,7 @@
       this.controls = make("div", {class: "sr-guess"}, this.told, this.strip,
         make("div", {class: "sr-swatches", role: "group", "aria-label": "Colour of the next pixel"}, ...this.swatches,
           make("label", {class: "sr-swatch"}, this.custom, make("span", {}, "any colour"))),
-        make("div", {class: "sr-sends"}, button("Check the guesses", () => this.send(), {class: "sr-send", "aria-keyshortcuts": "Enter"}),
+        make("div", {class: "sr-sends"}, button("Check the guesses", () => this.guarded(() => this.send()), {class: "sr-send", "aria-keyshortcuts": "Enter"}),
           button("Repeat for the rest", () => this.repeat(), {"aria-keyshortcuts": "R"}), button("Take back", () => this.back(), {"aria-keyshortcuts": "Backspace"})));
       this.custom.addEventListener("click", () => { this.custom.focus(); });
       this.hint = "Keys: 1 to 6 guess a pixel, R repeats for the rest, Enter checks, Backspace takes back.";
@@ -569,7 +569,6 @@
       this.tell(challenge || (kind === "face" ? "Choose colours for the outlined pixels." : "Choose the words that come next."));
       await this.guarded(async () => {
         await Promise.all([game.begin(chosen), this.change(false)]);
-        if (challenge) this.tell(challenge);
         if (!this.cost) this.showCost(await game.cost());
       });
     }
@@ -696,7 +695,7 @@
       const act = this.game?.key(event);
       if (!act) return;
       event.preventDefault();
-      act();
+      this.guarded(act);
     }
 
     // Copy the address of the score.
