@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
+from tests.journeys.game import beat_a_score, draft_by_keys, drafting, score
 from tests.journeys.helpers import (
-    beat_a_score,
     check_fits,
     check_wcag,
-    draft_by_keys,
-    drafting,
     open_tab,
-    score,
     until,
 )
 

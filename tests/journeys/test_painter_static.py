@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import functools
 import http.server
-import json
 import os
 import re
 import threading
@@ -30,15 +29,14 @@ from superres.tasks.photos import choose_crops
 from superres.web.content import OTHERS, TEMPERATURE
 from superres.web.paint import pixels_of
 from superres.web.site import BLOCK
+from tests.journeys.game import draft_a_face
 from tests.journeys.helpers import (
     PATIENCE,
     WATCH_ANSWERS,
-    beat_a_score,
     cell,
     check_finished,
     check_fits,
     check_wcag,
-    draft_by_keys,
     drawn,
     give,
     is_failure,
@@ -56,7 +54,6 @@ TASK = FaceTask(8, 64)
 
 MOST_REQUESTS, MOST_BYTES = 25, 200_000
 """Before the first face is on the screen."""
-GAME, VIEW = "superres-draft", "data-view"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -373,29 +370,6 @@ def crop_a_photo(page, folder):
         give(page, "drop", name, content)  # without a type, as Windows has none for a HEIC file
         page.locator(".sr-told").get_by_text(f"{name}: th").wait_for()
         assert not page.is_visible("img.sr-drawn")
-
-
-def draft_a_face(page, upscaler):
-    """The game is behind its tab, by arrow keys; the paint box keeps what it has."""
-    before = page.url
-    page.get_by_role("tab", name="Paint").focus()
-    page.keyboard.press("ArrowLeft")
-    assert page.get_by_role("tab", name="You are the drafter").get_attribute(
-        "aria-selected") == "true"
-    assert not page.locator("superres-paint").is_visible()
-    found = draft_by_keys(page, upscaler)
-    check_wcag(page, "drafter")
-    check_fits(page, 390)
-    assert page.url == before
-    face = json.loads(page.get_attribute(GAME, VIEW))["faces"][0]["x"]
-    link = (f"{page.url.partition('#')[0]}#draft={face}&k=10&e=12"
-            f"&t={len(found.tokens)}&c={len(found.accepted)}")
-    beat_a_score(page, link, found)
-    draft_by_keys(page, upscaler)
-    assert "a draw" in page.inner_text(".sr-draft .sr-told")
-    page.goto(before)
-    page.reload()
-    drawn(page)
 
 
 def test_the_engine_in_the_browser_draws_the_faces_of_the_engine_in_python(page, folder, tmp_path,
