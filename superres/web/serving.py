@@ -120,14 +120,14 @@ def build_page(
         with gr.Tabs() as tabs:
             with gr.Tab("Upscale"):
                 upscale_tab(decoding, examples)
+            if is_offered(decoding.upscaler):
+                with gr.Tab(TAB, id=DRAFT):
+                    draft_tab(decoding, examples)
             with gr.Tab("Batch"):
                 batch_tab(decoding)
             if decoding.translator is not None:
                 with gr.Tab("Translate"):
                     translate_tab(decoding, decoding.translator)
-            if is_offered(decoding.upscaler):
-                with gr.Tab(TAB, id=DRAFT):
-                    draft_tab(decoding, examples)
             if with_survey:
                 address = f"{root_path.rstrip('/')}{SURVEY_PATH}"
                 survey_tab("Survey", f"{address}/", "To vote by keyboard, click into the frame or "

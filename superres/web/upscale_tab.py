@@ -344,11 +344,14 @@ def uris(pictures: Iterable[tuple[str, Pixels]], record: dict[str, Any] | None) 
 
 def faces_stepper(result: Upscaled) -> str:
     """Return the element that steps through finished pictures."""
-    below, seconds = [""] * len(result.traces), result.seconds
-    # pixels that are not decoded show the picture of the stage before
+    # pixels that are not decoded show the picture of the stage before, or the input
     if result.earlier is not None:
         below, seconds = (list(map(drawing.data_uri, result.earlier.images)),
-                          seconds - result.earlier.seconds)
+                          result.seconds - result.earlier.seconds)
+    else:
+        inputs = [] if result.sources is None else [drawing.data_uri(source, None)
+                                                    for source in result.sources]
+        below, seconds = inputs or [""] * len(result.traces), result.seconds
     return drawing.stepper("face", [
         {"name": f"Sample {number}", "seconds": seconds, "below": uri,
          "parts": [{"accepted": trace.accepted, "proposed": drawing.proposals(trace)}]}

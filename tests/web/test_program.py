@@ -86,7 +86,7 @@ def test_the_tabs_hold_the_pages_under_the_proxy_s_path(demo, root_path, address
             in str(getattr(block, "value", ""))]
     assert [f'src="{address}"' in held[0], f'src="{address}results/"' in held[1]] == [True, True]
     tabs = [block.label for block in page.blocks.values() if block.get_block_name() == "tabitem"]
-    assert tabs == ["Upscale", "Batch", "You are the drafter", "Survey", "Results"]
+    assert tabs == ["Upscale", "You are the drafter", "Batch", "Survey", "Results"]
 
 
 def test_a_study_or_store_that_is_missing_is_told_in_one_line(tmp_path, kept):

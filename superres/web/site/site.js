@@ -338,8 +338,8 @@ const PARTS = {
       made: "exact", file: `face-${at + 1}.png`, before: stages(one)}));
     return [make("superres-viewer", {"data-view": JSON.stringify({before, faces: named})})];
   },
-  steps: ({face: {stages, seconds}}) => stages.flatMap(({side, accepted, proposed}, at) => {
-    const below = at ? canvasOf(stages[at - 1].pixels, stages[at - 1].side).toDataURL() : "";
+  steps: ({x, face: {stages, seconds}}) => stages.flatMap(({side, accepted, proposed}, at) => {
+    const below = (at ? canvasOf(stages[at - 1].pixels, stages[at - 1].side) : sourceOf(x)).toDataURL();
     const decode = {name: "", seconds: seconds * accepted.length / stages.reduce((sum, one) => sum + one.accepted.length, 0), below,
       parts: [{accepted, proposed}]};
     return [make("h3", {}, `Stage ${at + 1}: ${side} pixels a side`), make("superres-stepper", {role: "group", "aria-label": "Step through the decode",
