@@ -100,9 +100,9 @@ def test_a_decode_from_the_last_stage_is_that_of_the_stage_alone_and_its_command
     assert "--checkpoint both --start 8 --crop" in page
     assert "Input, 8x8" in page
     assert "Stage 1" not in page
-    # In the viewer: input, enlargement, truth, result; side by side: the same, the result third;
-    # the heat map.
-    assert marks_of(page) == [*[False] * 3, True, *[False, False, True, False], True]
+    # In the viewer: input, enlargement, truth, result; the stepper's input; side by side: the
+    # same four, the result third; the heat map.
+    assert marks_of(page) == [*[False] * 3, True, False, *[False, False, True, False], True]
 
 
 def test_the_example_has_a_truth_if_it_is_from_the_given_picture(cascade, photo, rng):
