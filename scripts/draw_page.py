@@ -30,11 +30,9 @@ from superres.system.output import prepare_folder, write_result
 
 ROOT = Path(__file__).parent.parent
 FACES = sorted((ROOT / "scripts" / "faces").glob("*.png"))
-FIRST_DRAWN = "Brown hair (drawn)"
-STROKES = (("red", 0, 2, 5), ("red", 1, 1, 6), ("black", 3, 2, 5), ("black", 6, 3, 4),
-           ("yellow", 7, 1, 6))
-"""Colour, row, first and last column of strokes over the first drawn face: a cap, sunglasses, a
-beard, a collar."""
+FIRST_DRAWN = "Cropped hair (drawn)"
+CHIPS = "Red cap", "Sunglasses", "Beard", "Older", "Mix two people", "Face of the day"
+"""What is done with the first drawn face, one after another."""
 DRAWN = """before => document.querySelector(".sr-cells").innerHTML !== before
     && document.querySelector(".sr-paint").dataset.state === "drawn"
     && document.querySelector(".sr-others img")"""
@@ -95,28 +93,18 @@ def paint(page: Page, change: Callable[[], None]) -> None:
     page.wait_for_function(DRAWN, arg=before)
 
 
-def draw_strokes(page: Page, output: Path) -> None:
-    """Draw the paint box after each of some strokes, as one moving picture."""
+def draw_chips(page: Page, output: Path) -> None:
+    """Draw the paint box after each of some chips, as one moving picture."""
     paint(page, lambda: page.get_by_role("button", name=FIRST_DRAWN).click())
     box, frames = page.locator("superres-paint"), list[bytes]()
     frames.append(box.screenshot())
-    for colour, row, first, last in STROKES:
-        page.get_by_label(colour, exact=True).check()
-
-        def stroke(row: int = row, first: int = first, last: int = last) -> None:
-            cells = page.locator(".sr-cells [role=gridcell]")
-            cells.nth(8 * row + first).hover()
-            page.mouse.down()
-            for column in range(first + 1, last + 1):
-                cells.nth(8 * row + column).hover()
-            page.mouse.up()
-
-        paint(page, stroke)
+    for name in CHIPS:
+        paint(page, page.get_by_role("button", name=name, exact=True).click)
         frames.append(box.screenshot())
     pictures = [Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames]
     content = io.BytesIO()
     pictures[0].save(content, "WEBP", save_all=True, append_images=pictures[1:], loop=0, quality=80,
-                     method=6, duration=[1500, *[700] * (len(pictures) - 2), 2500],
+                     method=6, duration=[1500, *[1200] * (len(pictures) - 2), 2500],
                      xmp=marked())
     write_result(output / "demo-paint.webp", content.getvalue())
     print(output / "demo-paint.webp", flush=True)
@@ -127,12 +115,12 @@ def draw_faces(page: Page, output: Path) -> None:
     page.wait_for_selector("#preview figure", state="attached")
     paint(page, lambda: page.get_by_role("button", name="Smiley").click())
     save(page.locator("superres-paint").screenshot(), output / "demo-paint-smiley.webp")
-    draw_strokes(page, output)
+    draw_chips(page, output)
     page.get_by_role("button", name="Astronaut").click()
     page.get_by_role("button", name="Move the frame").wait_for()
-    page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
     decode_face(page, "#run")
-    save(page.locator(".sr-columns").first.screenshot(), output / "demo-upscale.webp")
+    save(page.screenshot(), output / "demo-upscale.webp")
+    page.set_viewport_size({"width": 1280, "height": 3000})  # the bar is below what is drawn
     save(page.evaluate_handle(BROKEN).as_element().screenshot(), output / "demo-steps.webp")
     page.locator("#results summary", has_text="Step through it").click()  # folded from now on
     decode(page, "#draw")
