@@ -235,7 +235,8 @@ def name_what_is_wrong(page, site):
         ({"pixels": None, "src": "none.png"}, "src is none.png, which could not be loaded (404)"),
         ({"src": "index.html"}, "src is index.html, which is not a picture that this browser "
          "reads"),
-        ({"src": "wide.png"}, "src is wide.png, a picture of 64x48 pixels; give one of 8x8"),
+        ({"src": "wide.png"}, "src is wide.png, a picture of 64x48 pixels; give a square "
+                              "one of the input's size"),
         ({"src": "face.png", "base": "nowhere/"}, "superres.js could not be loaded; base is "
          f'{start}nowhere/, which should be the folder that "superres export web" wrote'),
         ({"base": "old/"}, f"the folder is of superres 0.0.9, and the page's superres.js of "

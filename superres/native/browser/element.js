@@ -1,4 +1,4 @@
-// <super-res>: a face that the model draws from 8x8 pixels in the visitor's browser, while it is drawn. Needs no style or script
+// <super-res>: a face that the model draws from few pixels in the visitor's browser, while it is drawn. Needs no style or script
 // of the page, and no server. <super-res src="face.png" base="faces/" accept="distance" epsilon="2"></super-res>
 import {NOTE, load, marked} from "./superres.js";
 
@@ -61,7 +61,7 @@ async function cellsAt(src, signal) {
   if (!answer?.ok) throw new Error(`src is ${src}, which could not be loaded (${answer?.status ?? "no connection"})`);
   const picture = await createImageBitmap(await answer.blob()).catch(() => { throw new Error(`src is ${src}, which is not a picture that this browser reads`); });
   const {width, height} = picture;
-  if (width !== height || width > MOST) throw new Error(`src is ${src}, a picture of ${width}x${height} pixels; give one of 8x8`);
+  if (width !== height || width > MOST) throw new Error(`src is ${src}, a picture of ${width}x${height} pixels; give a square one of the input's size`);
   const context = Object.assign(document.createElement("canvas"), {width, height}).getContext("2d", {willReadFrequently: true});
   context.fillStyle = "#fff";
   context.fillRect(0, 0, width, height);
