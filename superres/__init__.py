@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from superres.version import __version__
 
-__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "Proposer", "StepModel", "SuperresError",
-           "Translator", "Upscaler", "__version__", "load", "register_criterion", "register_engine",
-           "register_proposer", "set_threads"]
+__all__ = ["BeamConfig", "Criterion", "DecodeConfig", "DrawCriterion", "Proposer", "StepModel",
+           "SuperresError", "Translator", "Upscaler", "__version__", "load", "register_criterion",
+           "register_engine", "register_proposer", "set_threads"]
 
 _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeConfig": "config",
+          "DrawCriterion": "decoding.acceptance",
           "Proposer": "decoding.proposers.proposer", "StepModel": "nn.torch_model",
           "SuperresError": "errors", "Translator": "pipeline.translator",
           "Upscaler": "pipeline.upscaler", "load": "pipeline.auto",
@@ -20,7 +21,7 @@ _HOMES = {"BeamConfig": "config", "Criterion": "decoding.acceptance", "DecodeCon
 
 if TYPE_CHECKING:
     from superres.config import BeamConfig, DecodeConfig
-    from superres.decoding.acceptance import Criterion
+    from superres.decoding.acceptance import Criterion, DrawCriterion
     from superres.decoding.proposers.proposer import Proposer
     from superres.errors import SuperresError
     from superres.nn.torch_model import StepModel

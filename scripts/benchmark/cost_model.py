@@ -98,13 +98,14 @@ def mean_overlap(loop: Loop) -> float:
     while not loop.done():
         sampler, before = rows.plain.sampler, state.position.clone()
         loop.run(1)
-        if not isinstance(sampler, SpeculativeSampler) or sampler.p is None:
+        if not isinstance(sampler, SpeculativeSampler) or sampler.draws is None:
             continue
         # The proposal after the last accepted token was verified too, unless the sequence ends
         # there or has just begun.
         verified = state.position - before - (state.position >= state.limit).long()
         verified = verified.masked_fill(before < 0, 0)  # [B]
-        tested = state.columns[: sampler.p.shape[1]] < verified.unsqueeze(1)  # [B, gamma]
-        overlap = torch.minimum(sampler.p, sampler.q[:, :-1]).sum(-1)  # [B, gamma]
+        p, q = sampler.draws.p, sampler.draws.q  # [B, gamma, V]
+        tested = state.columns[: p.shape[1]] < verified.unsqueeze(1)  # [B, gamma]
+        overlap = torch.minimum(p, q).sum(-1)  # [B, gamma]
         total, count = total + float((overlap * tested).sum()), count + int(tested.sum())
     return total / count if count else 0.0

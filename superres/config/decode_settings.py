@@ -200,7 +200,8 @@ class DecodeConfig(Config):
         if self.sampling == "speculative":
             require(self.is_sampling, "speculative sampling needs a temperature above 0; give one "
                     "such as 0.9")
-            if not (self.accept == "exact" and self.min_block == 1):
+            # a criterion of the caller's may be one of drawn proposals
+            if self.accept in get_args(CriterionName)[1:] or self.min_block > 1:
                 raise ConfigError("speculative sampling has its own acceptance rule; leave out "
                                   f"accept {self.accept} and min-block {self.min_block}, or "
                                   "sample coupled")
@@ -229,6 +230,11 @@ class DecodeConfig(Config):
         sampling = self.sampling if temperature != 0 else "coupled"
         return dataclasses.replace(self, temperature=temperature, later_temperature=None,
                                    sampling=sampling)
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether proposals are drawn, and judged by the distributions of p1 and proposer."""
+        return self.is_sampling and self.sampling == "speculative"
 
     @property
     def is_exact(self) -> bool:

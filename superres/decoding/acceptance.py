@@ -4,11 +4,16 @@ A criterion judges each token given the tokens before it in the block. The loop 
 accepted prefix; it applies the minimum block, the end token and the target's end, and always
 accepts the verifier's own token first. No criterion accepts a token of probability 0 (score -inf),
 such as a token that a sampling filter excludes.
+
+A `DrawCriterion` judges the proposals of speculative sampling, which were drawn at random, by the
+distributions of proposer and verifier.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from superres.config import CRITERION_NAMES, CRITERION_PLUGINS, DecodeConfig, Registry
 
@@ -49,6 +54,45 @@ class Criterion:
         the end are ignored.
         """
         raise NotImplementedError(f"the criterion {type(self).__name__} does not define accept")
+
+
+@dataclass
+class Draws:
+    """The drawn proposals 2..k of a block, and what judges them."""
+
+    proposed: Tensor  # int64 [B, N]; column i was proposed at offset i + 1 from the block's start
+    # p1's distributions at these positions, after temperature and filters, float64 [B, N, V]
+    p: Tensor
+    # the distributions that the proposals were drawn from, [B, N, V]; 1 at a proposal that was not
+    # drawn, and all 0 where nothing was proposed, in the first step
+    q: Tensor
+    uniform: Tensor  # numbers in (0, 1), others in every step, [B, N]
+    position: Tensor  # target positions of the proposals, [B, N]
+    last: Tensor  # the largest number of proposals that each row may accept, [B, 1]
+
+    def ratio(self) -> Tensor:
+        """Return p / q of each proposal, [B, N]; 0 where nothing was proposed."""
+        own = self.proposed.unsqueeze(-1)
+        p, q = self.p.gather(-1, own).squeeze(-1), self.q.gather(-1, own).squeeze(-1)
+        return (p / q).masked_fill(q == 0, 0.0)
+
+
+class Verdict(NamedTuple):
+    """What a `DrawCriterion` says of a block."""
+
+    passed: Tensor  # bool [B, N]; the longest prefix that passes is accepted
+    rest: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Maps p and q [B, 1, V] of the position after the accepted proposals, and their number [B], to
+    weights [B, 1, V] that its token is drawn from: the column of the first rejected proposal. After
+    the last proposal q is 0."""
+
+
+class DrawCriterion(Criterion):
+    """A criterion of speculative sampling; one of your own defines `judge`."""
+
+    def judge(self, draws: Draws) -> Verdict:
+        """Return which proposals pass, and what replaces the first one that does not."""
+        raise NotImplementedError(f"the criterion {type(self).__name__} does not define judge")
 
 
 class Exact(Criterion):

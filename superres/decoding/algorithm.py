@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from superres.config import DecodeConfig, require, require_whole
-from superres.decoding.acceptance import CRITERIA, Criterion
+from superres.decoding.acceptance import CRITERIA, Criterion, DrawCriterion
 from superres.decoding.block_size import check_options
 from superres.decoding.confidence import ConfidentBlockSize
 from superres.decoding.limits import Limits
@@ -68,6 +68,12 @@ class Algorithm:
             self.proposer.check(engine)
         self.criterion = criterion or CRITERIA[options.accept](options)
         self.is_own = criterion is not None
+        draws, speculative = isinstance(self.criterion, DrawCriterion), options.is_speculative
+        require(not draws or speculative, f"accept {options.accept} judges drawn proposals; sample "
+                "speculative, at a temperature above 0")
+        require(draws or not speculative or options.accept == "exact", "speculative sampling takes "
+                f"criteria of drawn proposals, not {options.accept}; leave it out, or sample "
+                "coupled")
         self.engine = engine.supporting(self)
 
     def start(

@@ -95,7 +95,7 @@ class NativeDecoder:
             **{name: empty((batch,), np.int64) for name in ("position", "limit", "keys")}}
         if self.algorithm.limits is not None:
             rows["bounds"] = empty((batch, 2, length + 1), np.int64)
-        if options.is_sampling and options.sampling == "speculative":
+        if options.is_speculative:
             rows["q"] = empty((batch, widest, self.engine.vocabulary), np.int32)
             rows["q_total"] = zeros((batch, widest), np.int64)
         if self.confident is not None:

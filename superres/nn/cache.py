@@ -54,9 +54,20 @@ class KeyValueCache:
         """
         place = position // self.key_distance % self.slots
         index = self.row_starts + self.written(position)[None, :, None, :]  # [2, B, H, W]
-        distance = (place.unsqueeze(-1) - self.slot).remainder_(self.slots)  # [B, W, R]
-        return index.flatten(), torch.where(distance <= reach.unsqueeze(-1), self.zero,
-                                            self.hidden).unsqueeze(1)
+        visible = self.distance(place) <= reach.unsqueeze(-1)
+        return index.flatten(), torch.where(visible, self.zero, self.hidden).unsqueeze(1)
+
+    def distance(self, place: Tensor) -> Tensor:
+        """Return how many keys before the key numbered `place` [B, W] each slot lies, [B, W, R]."""
+        return (place.unsqueeze(-1) - self.slot).remainder_(self.slots)
+
+    def unseen(self, position: Tensor, seen: Tensor) -> Tensor:
+        """Return a mask [B, 1, W, R] to add to that of `locate`, which hides the keys of positions
+        where `seen` [B, T] is False."""
+        place = position // self.key_distance
+        key = (place.unsqueeze(-1) - self.distance(place)).clamp(min=0).flatten(1)  # [B, W * R]
+        visible = seen.gather(1, key * self.key_distance).view(*place.shape, -1)
+        return torch.where(visible, self.zero, self.hidden).unsqueeze(1)
 
     def written(self, position: Tensor) -> Tensor:
         """Return the slots to which keys of decoder positions `position` are written."""

@@ -69,17 +69,31 @@ class StepSession(ProposingSession):
         return views
 
     def step(self, tokens: Tensor, position: Tensor) -> StepOutput:
-        scores, hidden, inside, neighbours = self.compute(tokens, position)
+        scores, hidden, inside, neighbours = self.compute(tokens, position.unsqueeze(1)
+                                                          + self.columns)
         return StepOutput(scores, StepState(hidden, inside, neighbours))
 
+    def read_at(self, tokens: Tensor, place: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Read `tokens` [B, N] at any decoder positions `place` [B, N], in another order than the
+        raster's; return p1's scores [B, N, V] of the targets there, and the decoder's outputs [B,
+        N, D].
+
+        Of the keys that a column would see in the raster's order, it sees those at positions where
+        `seen` [B, T] is True. That holds for this call's own keys, too, so `seen` must be True at
+        `place`. The session must be as wide as the positions in use are apart: the cache has 2 L +
+        its width - 1 slots, where L is the attention block length.
+        """
+        return self.compute(tokens, place, seen=seen)[:2]
+
     def compute(
-        self, tokens: Tensor, position: Tensor, lap: Callable[[str], None] = lambda part: None,
+        self, tokens: Tensor, place: Tensor, lap: Callable[[str], None] = lambda part: None,
+        seen: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Do a `step` and call `lap` with the name of each of its parts when the part has ended.
+        """Read tokens at decoder positions `place` [B, W], and call `lap` with the name of each
+        part of the step when it has ended; `seen` is as for `read_at`.
 
         Returns the scores [B, W, V] and the fields of a `StepState`.
         """
-        place = position.unsqueeze(1) + self.columns  # [B, W]
         inside = place.clamp(0, self.config.target_length - 1)  # [B, W]
         # [B, W, D]
         x = (self.model.target_embedding.read(tokens, place)
@@ -89,6 +103,8 @@ class StepSession(ProposingSession):
             neighbours = self._features(self.neighbourhood, tokens, place, inside)  # [B, W, N]
             x = x + self.neighbourhood(neighbours, inside)
         index, mask = self.cache.locate(place, self.reach[inside])
+        if seen is not None:
+            mask = mask + self.cache.unseen(inside, seen)
         lap("input")
         for number, layer in enumerate(self.layers):
             attention = partial(self._attend, number, index, mask)
@@ -116,7 +132,7 @@ class StepSession(ProposingSession):
             last = now
 
         for _ in range(repeats):
-            self.compute(tokens, position, lap)
+            self.compute(tokens, position.unsqueeze(1) + self.columns, lap)
         return seconds
 
     def resize(self, width: int) -> None:

@@ -112,8 +112,10 @@ def unused_settings(
         add(f"without sampling; leave it out, or give {spell('temperature', '0.9')}",
             *dependent_on("temperature"))
     elif options.sampling == "speculative":
+        own = () if options.accept in CRITERIA.built_in else ("accept",)
         add(f"with {spell('sampling', 'speculative')}, which has its own rule of acceptance; leave "
-            f"it out, or give {spell('sampling', 'coupled')}", "accept", *of_criteria, "min_block")
+            f"it out, or give {spell('sampling', 'coupled')}",
+            *(name for name in ("accept", *of_criteria, "min_block") if name not in own))
     for choice, names in (("accept", of_criteria), ("proposer", of_proposers)):
         chosen = getattr(options, choice)
         for name in names:

@@ -151,7 +151,7 @@ def joint(tree, size, options):
                        VOCABULARY).at(FIRST + torch.arange(size + 2).unsqueeze(0))
     result = np.ones(())
     for place in range(size + 1):
-        p = sampler._distribution(tree.p[place].unsqueeze(1).view(1, -1, VOCABULARY),
+        p = sampler.distribution(tree.p[place].unsqueeze(1).view(1, -1, VOCABULARY),
                                   slice(place + 1, place + 2))
         result = result[..., None] * p.view(*[VOCABULARY] * (place + 1)).numpy()
     return result
@@ -192,7 +192,7 @@ def test_no_fewer_tokens_are_accepted_than_one_by_one(kind):
         proposed, chances, exactly = ends_of(tree, size, options, kind == "certain")
         accepted = float((chances.unsqueeze(1) * exactly * torch.arange(size + 1)).sum())
         blocks = Blocks(tree, size, options, certain=kind == "certain")
-        p = blocks.sampler._distribution(blocks.scores[:, :-1], slice(1, None))
+        p = blocks.sampler.distribution(blocks.scores[:, :-1], slice(1, None))
         own = proposed.unsqueeze(-1)
         ratios = (p.gather(-1, own) / blocks.sampler.q[:, :-1].gather(-1, own)).squeeze(
             -1).nan_to_num(0)

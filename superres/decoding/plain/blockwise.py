@@ -130,7 +130,8 @@ class PlainDecoder:
         parts = [self.sampler.first(scores, before, index)]  # [B, 1]
         if k > 1:  # [B, k - 1]
             context = Context(self.session, output, index, state.position, parts[0][:, 0],
-                              state.tokens, self.observed(self.sampler))
+                              state.tokens, self.observed(self.sampler),
+                              getattr(before, "draws", None))
             parts.append(self.sampler.propose(self.proposer, context, state.columns[1:k]))
         width = max(k, state.pending.shape[1])  # the step may be wider than the block
         parts.append(parts[0].expand(-1, width - k))

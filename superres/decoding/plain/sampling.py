@@ -7,20 +7,24 @@ ways of sampling are in this module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from superres.config import DecodeConfig
-from superres.decoding.acceptance import Criterion
+from superres.decoding.acceptance import Criterion, DrawCriterion, Draws, Verdict
 from superres.decoding.plain.noise import Noise, weights
 from superres.decoding.proposers.proposer import Context, Proposer
 from superres.sessions import Sampler
 
 PROPOSAL, VERDICT, COMMITTED = range(3)
 """The purposes of the three uniform numbers of a position in speculative sampling."""
+
+GUMBEL_COUNTERS = 1 << 31  # added to positions, which are smaller
 
 # Unit of the weights from which tokens are drawn; sums of whole units are exact
 LEAST_WEIGHT = 2.0**-40
@@ -126,16 +130,12 @@ GREEDY = CoupledSampler(False, torch.empty(0), torch.empty(0), DecodeConfig())
 
 @dataclass
 class SpeculativeSampler(CoupledSampler):
-    """Speculative sampling by block verification (Sun et al. 2025, algorithm 2): samples p1's
-    distribution exactly.
+    """Speculative sampling: proposals are drawn from distributions q one after another, and judged
+    by p and q.
 
-    Proposals X1..Xn are drawn from distributions q one after another. Let s0 = 1 and si = min(1,
-    s(i-1) p(Xi) / q(Xi)). The block may end after Xi with probability Ri / (Ri + 1 - si), where Ri
-    is the sum of max(0, si p - q) over the tokens that may follow Xi; after Xn, with probability
-    sn. The longest such prefix is accepted, so that si is the probability that at least i proposals
-    are. The next block's first token is drawn from norm(max(0, si p - q)), or from p after Xn. The
-    temperature and the filters are applied to p and q first. For a proposer that draws no tokens, q
-    is 1 at its proposals.
+    A `DrawCriterion` judges them; `block_verification` if there is none. The temperature and the
+    filters are applied to p and q first. For a proposer that draws no tokens, q is 1 at its
+    proposals.
 
     The noise depends on seed, sequence, position and the position's offset in the block: three
     uniform numbers per position, one per purpose, [B, k, 3]. Where a block ends depends on all of
@@ -145,11 +145,9 @@ class SpeculativeSampler(CoupledSampler):
     # distributions of the proposals at offsets 1..k, float64 [B, k, V]; 0 without a proposal, as at
     # offset k
     q: Tensor
-    # s0..s(k-1) of the verified proposals, but 1 for the last, after which no proposal follows; [B,
-    # k]
-    survival: Tensor
-    # p1's distributions at offsets 1..k-1, [B, k - 1, V]; None before verification
-    p: Tensor | None = None
+    gumbels: Callable[[], Tensor]  # makes Gumbel noise of the positions, [B, k, V]
+    draws: Draws | None = None  # the proposals, once they are judged
+    rest: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # of the criterion's `Verdict`
 
     def __call__(self, scores: Tensor, offsets: Tensor | slice = slice(None)) -> Tensor:
         """Draw a proposal at each of `offsets` [N], which are no slice, and store its
@@ -157,19 +155,33 @@ class SpeculativeSampler(CoupledSampler):
         if isinstance(offsets, slice):
             raise TypeError("speculative sampling needs the offsets of proposals as a tensor, not "
                             "as a slice")
-        q = self._distribution(scores, offsets)  # [B, N, V]
+        q = self.distribution(scores, offsets)  # [B, N, V]
+        return self.put(draw(q, self._uniform(offsets, PROPOSAL)), q, offsets)
+
+    def put(self, tokens: Tensor, q: Tensor, offsets: Tensor) -> Tensor:
+        """Return the proposals `tokens` [B, N] at `offsets` [N], which have the distributions `q`
+        [B, N, V] given all that came before."""
         self.q[:, offsets - 1] = q
-        return draw(q, self._uniform(offsets, PROPOSAL))
+        return tokens
+
+    def distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
+        """Return the distributions float64 [B, N, V] of tokens at `offsets` from their scores."""
+        return distribution(scaled(scores, self.temperature[:, offsets], self.options))
+
+    def gumbel(self, offsets: Tensor) -> Tensor:
+        """Return Gumbel noise [B, N, V] of the positions at `offsets` [N], the same in every
+        block."""
+        return self.gumbels()[:, offsets]
 
     def additive(self, offsets: Tensor) -> None:
         ...
 
     def first(self, scores: Tensor, before: CoupledSampler, index: Tensor) -> Tensor:
-        p = self._distribution(scores, slice(1))  # [B, 1, V]
-        if isinstance(before, SpeculativeSampler):
+        p = self.distribution(scores, slice(1))  # [B, 1, V]
+        if isinstance(before, SpeculativeSampler) and before.rest is not None:
             place = index.view(-1, 1, 1)
             q = before.q.gather(1, place.expand(-1, 1, p.shape[-1]))  # [B, 1, V]
-            rest = residual(p, q, before.survival.unsqueeze(-1).gather(1, place))
+            rest = before.rest(p, q, index)
             # The residual is 0 where p equals q; the block ends there only by rounding.
             p = rest.where(rest.amax(-1, keepdim=True) >= LEAST_WEIGHT, p)
         return draw(p, self._uniform(slice(1), COMMITTED))
@@ -187,24 +199,15 @@ class SpeculativeSampler(CoupledSampler):
         self, criterion: Criterion, proposed: Tensor, scores: Tensor, target: Tensor,
         missing: Tensor,
     ) -> Tensor:
-        """See `CoupledSampler.accept`; the criterion is not used."""
         count = scores.shape[1]
-        # [k - 1]
-        verified, number = slice(1, 1 + count), torch.arange(1, 1 + count, device=scores.device)
-        p, q = self._distribution(scores, verified), self.q[:, :count]  # [B, k - 1, V]
-        own = proposed.unsqueeze(-1)  # [B, k - 1, 1]
-        survival = [torch.ones_like(p[:, 0, 0])]
-        for ratio in (p.gather(-1, own) / q.gather(-1, own)).squeeze(-1).unbind(1):
-            survival.append((survival[-1] * ratio).clamp(max=1))
-        s = torch.stack(survival, dim=1)  # [B, k]
-        self.p, self.survival = p, F.pad(s[:, :-1], (0, 1), value=1.0)
-        rest = (whole(residual(p[:, 1:], q[:, 1:], s[:, 1:-1].unsqueeze(-1))).sum(-1).double()
-                * LEAST_WEIGHT)
-        s, last = s[:, 1:], (missing - 1).clamp(max=count).unsqueeze(1)
-        rest = F.pad(rest, (0, 1)).where(number < last, s)  # after the last proposal, q is 0
-        passed = ((self._uniform(verified, VERDICT).squeeze(-1) * (rest + (1 - s)) < rest)
-                  & (number <= last))
-        return number <= (passed * number).amax(1, keepdim=True)
+        verified = slice(1, 1 + count)
+        self.draws = Draws(
+            proposed, self.distribution(scores, verified), self.q[:, :count],
+            self._uniform(verified, VERDICT).squeeze(-1), target,
+            (missing - 1).clamp(max=count).unsqueeze(1))
+        judge = criterion.judge if isinstance(criterion, DrawCriterion) else block_verification
+        passed, self.rest = judge(self.draws)
+        return passed
 
     def clear(self, rows: Tensor) -> None:
         self.q.index_fill_(0, rows, 0.0)
@@ -213,11 +216,34 @@ class SpeculativeSampler(CoupledSampler):
         if isinstance(before, SpeculativeSampler):
             self.q.copy_(before.q[kept])
 
-    def _distribution(self, scores: Tensor, offsets: Tensor | slice) -> Tensor:
-        return distribution(scaled(scores, self.temperature[:, offsets], self.options))
-
     def _uniform(self, offsets: Tensor | slice, purpose: int) -> Tensor:
         return self.noise[:, offsets, purpose].unsqueeze(-1)
+
+
+def block_verification(draws: Draws) -> Verdict:
+    """Judge a block jointly (Sun et al. 2025, algorithm 2): samples p1's distribution exactly.
+
+    For proposals X1..Xn, let s0 = 1 and si = min(1, s(i-1) p(Xi) / q(Xi)). The block may end after
+    Xi with probability Ri / (Ri + 1 - si), where Ri is the sum of max(0, si p - q) over the tokens
+    that may follow Xi; after Xn, with probability sn. The longest such prefix is accepted, so that
+    si is the probability that at least i proposals are. The next token is drawn from norm(max(0, si
+    p - q)), or from p after Xn.
+    """
+    p, q, last, count = draws.p, draws.q, draws.last, draws.p.shape[1]
+    number = torch.arange(1, 1 + count, device=p.device)  # [N]
+    survival = [torch.ones_like(p[:, 0, 0])]
+    for ratio in draws.ratio().unbind(1):
+        survival.append((survival[-1] * ratio).clamp(max=1))
+    s = torch.stack(survival, dim=1)  # [B, N + 1]
+    before = F.pad(s[:, :-1], (0, 1), value=1.0)  # 1 after the last proposal, which none follows
+    rest = (whole(residual(p[:, 1:], q[:, 1:], s[:, 1:-1].unsqueeze(-1))).sum(-1).double()
+            * LEAST_WEIGHT)
+    s = s[:, 1:]
+    rest = F.pad(rest, (0, 1)).where(number < last, s)  # after the last proposal, q is 0
+    passed = (draws.uniform * (rest + (1 - s)) < rest) & (number <= last)
+    return Verdict(
+        number <= (passed * number).amax(1, keepdim=True),
+        lambda p, q, index: residual(p, q, before.gather(1, index.view(-1, 1)).unsqueeze(-1)))
 
 
 def distribution(scores: Tensor) -> Tensor:
@@ -257,7 +283,7 @@ class Samplers:
     def __init__(self, options: DecodeConfig, keys: Tensor, vocabulary: int) -> None:
         """Prepare for rows whose sampling noise has the keys `keys`, int64 [B]."""
         self.options, self.keys, self.vocabulary = options, keys, vocabulary
-        self.speculative = options.is_sampling and options.sampling == "speculative"
+        self.speculative = options.is_speculative
         # [1 or 3]
         self.temperatures = torch.tensor(options.temperatures, dtype=torch.float64,
                                          device=keys.device)
@@ -277,8 +303,9 @@ class Samplers:
             return CoupledSampler(True, self.noise.gumbel(position), temperature, self.options)
         uniform = self.uniform(position, torch.arange(position.shape[1], device=position.device))
         q = temperature.new_zeros(*position.shape, self.vocabulary)  # [B, N, V]
+        # The uniform numbers are words of the same counters: the noise has counters of its own.
         return SpeculativeSampler(False, uniform, temperature, self.options, q,
-                                  torch.ones_like(uniform[..., 0]))
+                                  partial(self.noise.gumbel, position + GUMBEL_COUNTERS))
 
     def temperature(self, position: Tensor) -> Tensor:
         """Return T at target positions [B, N], as [B, N, 1]; the channels of consecutive positions

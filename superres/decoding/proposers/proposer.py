@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # the command line lists the proposers in its help, which mus
     from torch import Tensor
 
     from superres.config import DecodeConfig
+    from superres.decoding.acceptance import Draws
     from superres.decoding.limits import Limits
     from superres.interfaces import Engine
     from superres.sessions import (
@@ -44,8 +45,12 @@ class Context:
     first: Tensor  # the token at `position`, which the loop has already chosen, [B]
     tokens: Tensor  # committed tokens [B, T + W]; the tokens from `position` on are undefined
     # turns scores of the tokens at `position` + offsets into tokens, exactly as the verifier does.
-    # In speculative sampling it draws proposals instead
+    # In speculative sampling it draws proposals instead, and is a
+    # `superres.decoding.plain.sampling.SpeculativeSampler`
     sampler: Sampler
+    # the proposals that the step has judged, in speculative sampling: that of offset o of the new
+    # block was at column `index` + o of them
+    draws: Draws | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

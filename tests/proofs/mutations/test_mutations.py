@@ -178,7 +178,7 @@ def always(accept):
 
 def by_p_alone(accept):
     def careless(self, criterion, proposed, scores, *given):
-        own = self._distribution(scores, slice(1, None)).gather(-1, proposed.unsqueeze(-1))
+        own = self.distribution(scores, slice(1, None)).gather(-1, proposed.unsqueeze(-1))
         return (self._uniform(slice(1, None), sampling.VERDICT) < own).squeeze(-1)
 
     return careless
@@ -189,23 +189,21 @@ def one_by_one(accept):
     does."""
     def separate(self, criterion, proposed, scores, *given):
         accept(self, criterion, proposed, scores, *given)
-        p, q = (part.gather(-1, proposed.unsqueeze(-1)) for part in (self.p,
-                                                                     self.q[:, : scores.shape[1]]))
-        return (self._uniform(slice(1, None), sampling.VERDICT) * q < p).squeeze(-1)
+        return self.draws.uniform < self.draws.ratio()
 
     return separate
 
 
 def from_p(first):
     return lambda self, scores, before, index: sampling.draw(
-        self._distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
+        self.distribution(scores, slice(1)), self._uniform(slice(1), sampling.COMMITTED))
 
 
 def without_survival(first):
     """Draws from norm(max(0, p - q)) after every number of accepted proposals."""
     def careless(self, scores, before, index):
         if isinstance(before, SpeculativeSampler):
-            before = replace(before, survival=torch.ones_like(before.survival))
+            before = replace(before, rest=lambda p, q, index: sampling.residual(p, q, 1.0))
         return first(self, scores, before, index)
 
     return careless
