@@ -1,0 +1,81 @@
+"""SJD: speculative Jacobi decoding (Teng et al. 2025, arXiv 2410.01699, section 4).
+
+A step that rejects a token has also scored the tokens after it. Each of them is drawn anew from
+these scores, which are stale, as they follow the rejected token: q is the stale distribution. The
+next step accepts token by token. The paper claims the network's distribution.
+
+New tokens at the window's end have no scores yet. Of the ways to begin them that the paper
+compares, its code has three, all with q = 1 at the token:
+- "random": any token;
+- "left repeated": the token to the left, here that of the same channel;
+- "left sampled": the likeliest token where the left one was scored. Here it is drawn from that
+  distribution, which is then q: the name says so, and more of them are accepted.
+
+At a row's start, the raster's last pixel is the left one here; theirs is random. The paper also
+repeats and samples from above, which its code leaves out.
+"""
+
+import torch
+from torch import Tensor
+
+import superres
+from rule import Rule
+from superres.decoding.plain.sampling import PROPOSAL
+from superres.decoding.proposers.proposer import Context, Proposer
+
+
+@superres.register_proposer("sjd-left-sampled")
+class LeftSampled(Proposer):
+    """Stale draws; new tokens are drawn where the nearest known token to the left was scored."""
+
+    draws = True
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        column, channels = context.index.unsqueeze(1) + offsets, channels_of(context)  # [B, N]
+        unknown = (column - last(context)).clamp(min=0)
+        column = (column + -unknown // channels * channels).clamp(min=0)
+        scores = context.output.scores
+        scores = scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1]))
+        return context.sampler(scores, offsets)
+
+
+@superres.register_proposer("sjd-random")
+class Random(LeftSampled):
+    """Stale draws; new tokens are any tokens, and q is 1 at them."""
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        tokens, sampler = super().propose(context, offsets), context.sampler
+        new, q = context.index.unsqueeze(1) + offsets > last(context), sampler.q[:, offsets - 1]
+        tokens = self.begin(context, tokens, new, offsets)
+        certain = torch.zeros_like(q).scatter_(-1, tokens.unsqueeze(-1), 1.0)
+        return sampler.put(tokens, certain.where(new.unsqueeze(-1), q), offsets)
+
+    def begin(self, context: Context, tokens: Tensor, new: Tensor, offsets: Tensor) -> Tensor:
+        uniform = context.sampler.noise[:, offsets, PROPOSAL]
+        return (uniform * context.output.scores.shape[-1]).long().where(new, tokens)
+
+
+@superres.register_proposer("sjd-left-repeated")
+class LeftRepeated(Random):
+    def begin(self, context: Context, tokens: Tensor, new: Tensor, offsets: Tensor) -> Tensor:
+        channels = channels_of(context)
+        before = (context.position.unsqueeze(1) + torch.arange(-channels, 0)).clamp(min=0)
+        row = torch.cat([context.tokens.gather(1, before), context.first.unsqueeze(1), tokens], 1)
+        for place, entering in enumerate(new.unbind(1), start=channels + 1):
+            row[:, place] = row[:, place - channels].where(entering, row[:, place])
+        return row[:, channels + 1:]
+
+
+def channels_of(context: Context) -> int:
+    return context.shape[2] if len(context.shape) == 3 else 1
+
+
+def last(context: Context) -> int:
+    """Return the last column that has scores after a proposal."""
+    return 0 if context.draws is None else context.draws.proposed.shape[1]
+
+
+RULES = [Rule(f"SJD, {name}", "Teng et al. 2025, arXiv 2410.01699, section 4", "lossless",
+              {"proposer": f"sjd-{name.replace(' ', '-')}", "accept": "token-by-token",
+               "sampling": "speculative", "block_size": 8})
+         for name in ("random", "left repeated", "left sampled")]

@@ -1,0 +1,58 @@
+"""SJD++: SJD that reuses confident tokens (Teng et al. 2025, arXiv 2512.07503, section 3).
+
+After the rejected token, a stale token x stays if its confidence p(x) / q(x), of this step and the
+one before, is above a threshold; the others are drawn anew from p, as in SJD. In both cases q is p
+in the next step. That is not the distribution of a token which stays: it favours those of large q.
+The paper says that quality is kept without observable degradation.
+
+"true q" differs in q alone: a token stays with q(x) if x passes, or else has the distribution p.
+So q becomes q(x) [p(x) > threshold q(x)] + P p(x), where P is the probability under q of not
+passing; then the samples have the network's distribution.
+
+The paper's text was read in excerpts, and its equations 5 and 6 in an independent implementation,
+whose threshold 0.1 was the best of seven. New tokens at the window's end are those of "SJD, left
+sampled" here.
+"""
+
+from torch import Tensor
+
+import superres
+from rule import Rule
+from scd import at_columns
+from sjd import LeftSampled
+from superres.decoding.proposers.proposer import Context
+
+THRESHOLD = 0.1
+
+
+@superres.register_proposer("sjd-plus")
+class Reuse(LeftSampled):
+    """Stale draws; confident tokens stay."""
+
+    true_q = False
+
+    def propose(self, context: Context, offsets: Tensor) -> Tensor:
+        tokens, sampler, old = super().propose(context, offsets), context.sampler, context.draws
+        if old is None or old.q.shape[1] == 0:
+            return tokens
+        column = context.index.unsqueeze(1) + offsets  # [B, N]
+        proposed, at = column < old.q.shape[1], column.clamp(max=old.q.shape[1] - 1)
+        q, new_q = at_columns(old.q, at), sampler.q[:, offsets - 1]  # [B, N, V]
+        passing, token = new_q > THRESHOLD * q, old.proposed.gather(1, at).unsqueeze(-1)
+        stays = proposed & passing.gather(-1, token).squeeze(-1) & (q.amax(-1) > 0)
+        if self.true_q:
+            rest = 1 - (q * passing).sum(-1, keepdim=True)
+            new_q = (q * passing + rest * new_q).where(proposed.unsqueeze(-1), new_q)
+        return sampler.put(token.squeeze(-1).where(stays, tokens), new_q, offsets)
+
+
+@superres.register_proposer("sjd-plus-true-q")
+class ReuseTrue(Reuse):
+    true_q = True
+
+
+PAPER = "Teng et al. 2025, arXiv 2512.07503, section 3"
+SETTINGS = {"accept": "token-by-token", "sampling": "speculative", "block_size": 10}
+RULES = [Rule("SJD++", PAPER, "none", {"proposer": "sjd-plus", **SETTINGS}),
+         Rule("SJD++, true q", PAPER + "; q corrected here", "lossless",
+              {"proposer": "sjd-plus-true-q", **SETTINGS})]
