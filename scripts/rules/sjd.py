@@ -11,8 +11,7 @@ compares, its code has three, all with q = 1 at the token:
 - "left sampled": the likeliest token where the left one was scored. Here it is drawn from that
   distribution, which is then q: the name says so, and more of them are accepted.
 
-At a row's start, the raster's last pixel is the left one here; theirs is random. The paper also
-repeats and samples from above, which its code leaves out.
+At a row's start, the raster's last pixel is the left one here; theirs is random.
 """
 
 import torch
@@ -57,6 +56,8 @@ class Random(LeftSampled):
 
 @superres.register_proposer("sjd-left-repeated")
 class LeftRepeated(Random):
+    """Stale draws; new tokens repeat the left ones, and q is 1 at them."""
+
     def begin(self, context: Context, tokens: Tensor, new: Tensor, offsets: Tensor) -> Tensor:
         channels = channels_of(context)
         before = (context.position.unsqueeze(1) + torch.arange(-channels, 0)).clamp(min=0)
@@ -67,6 +68,7 @@ class LeftRepeated(Random):
 
 
 def channels_of(context: Context) -> int:
+    """Return how many tokens before a token its left one is."""
     return context.shape[2] if len(context.shape) == 3 else 1
 
 

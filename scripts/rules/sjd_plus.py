@@ -47,7 +47,9 @@ class Reuse(LeftSampled):
 
 
 @superres.register_proposer("sjd-plus-true-q")
-class ReuseTrue(Reuse):
+class TrueReuse(Reuse):
+    """Stale draws; confident tokens stay, and q is what they have then."""
+
     true_q = True
 
 
