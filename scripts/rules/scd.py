@@ -21,6 +21,7 @@ from torch import Tensor
 import superres
 from rule import Rule
 from sjd import LeftSampled
+from superres.decoding.acceptance import Draws
 from superres.decoding.plain.sampling import PROPOSAL, draw, residual
 from superres.decoding.proposers.proposer import Context
 
@@ -30,16 +31,13 @@ class MaximalCoupling(LeftSampled):
     """Stale tokens, kept as a step accepts them."""
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        tokens, sampler, old = super().propose(context, offsets), context.sampler, context.draws
-        if old is None or old.q.shape[1] == 0:
+        tokens, sampler = super().propose(context, offsets), context.sampler
+        if context.draws is None:
             return tokens
-        column = context.index.unsqueeze(1) + offsets  # [B, N]
-        proposed, at = column < old.q.shape[1], column.clamp(max=old.q.shape[1] - 1)
-        kept = (old.uniform < old.ratio()).gather(1, at)
-        q, new_q = at_columns(old.q, at), sampler.q[:, offsets - 1]  # [B, N, V]
-        redrawn = draw(residual(new_q, q, 1.0), sampler.noise[:, offsets, PROPOSAL].unsqueeze(-1))
-        coupled = old.proposed.gather(1, at).where(kept, redrawn)
-        return sampler.put(coupled.where(proposed, tokens), new_q, offsets)
+        token, q, passed = previous(context.draws, context.index.unsqueeze(1) + offsets)
+        p = sampler.q[:, offsets - 1]
+        redrawn = draw(residual(p, q, 1.0), sampler.noise[:, offsets, PROPOSAL].unsqueeze(-1))
+        return sampler.put(token.where(passed, redrawn), p, offsets)
 
 
 @superres.register_proposer("scd-gumbel")
@@ -53,9 +51,14 @@ class GumbelCoupling(LeftSampled):
                                    offsets)
 
 
-def at_columns(values: Tensor, column: Tensor) -> Tensor:
-    """Return values [B, N, V] at `column` [B, M]."""
-    return values.gather(1, column.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+def previous(draws: Draws, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the proposals of a step at `column` [B, N], their q [B, N, V], and whether each passes
+    by its own ratio; q is 0 where there was no proposal."""
+    at = column.clamp(max=draws.q.shape[1] - 1)
+    exists = column == at
+    q = draws.q.gather(1, at.unsqueeze(-1).expand(-1, -1, draws.q.shape[-1]))
+    passed = (draws.uniform < draws.ratio()).gather(1, at) & exists
+    return draws.proposed.gather(1, at), q * exists.unsqueeze(-1), passed
 
 
 RULES = [Rule(f"SCD, {name} coupling", "So et al. 2026, arXiv 2510.24211, section 4", "lossless",

@@ -1,17 +1,15 @@
 """SJD: speculative Jacobi decoding (Teng et al. 2025, arXiv 2410.01699, section 4).
 
-A step that rejects a token has also scored the tokens after it. Each of them is drawn anew from
-these scores, which are stale, as they follow the rejected token: q is the stale distribution. The
-next step accepts token by token. The paper claims the network's distribution.
-
-New tokens at the window's end have no scores yet. Of the ways to begin them that the paper
-compares, its code has three, all with q = 1 at the token:
+A step that rejects a token has also scored those after it. They are drawn anew from these scores,
+which are stale, as they follow the rejected token: q is the stale distribution. The next step
+accepts token by token. The paper claims the network's distribution.
+New tokens at the window's end have no scores yet. The authors' code has three ways to begin them,
+all with q = 1 at the token:
 - "random": any token;
-- "left repeated": the token to the left, here that of the same channel;
-- "left sampled": the likeliest token where the left one was scored. Here it is drawn from that
-  distribution, which is then q: the name says so, and more of them are accepted.
-
-At a row's start, the raster's last pixel is the left one here; theirs is random.
+- "left repeated": that to the left, here of the same channel; a row's first tokens, theirs at
+  random, follow the raster's last pixel here;
+- "left sampled": the likeliest token where the left one was scored. Here it is drawn, as the name
+  says, so q is that distribution, and more are accepted.
 """
 
 import torch
@@ -31,9 +29,8 @@ class LeftSampled(Proposer):
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         column, channels = context.index.unsqueeze(1) + offsets, channels_of(context)  # [B, N]
-        unknown = (column - last(context)).clamp(min=0)
-        column = (column + -unknown // channels * channels).clamp(min=0)
-        scores = context.output.scores
+        beyond, scores = (column - last(context)).clamp(min=0), context.output.scores
+        column = (column + -beyond // channels * channels).clamp(min=0)
         scores = scores.gather(1, column.unsqueeze(-1).expand(-1, -1, scores.shape[-1]))
         return context.sampler(scores, offsets)
 
@@ -68,7 +65,7 @@ class LeftRepeated(Random):
 
 
 def channels_of(context: Context) -> int:
-    """Return how many tokens before a token its left one is."""
+    """Return how many tokens back the left token is."""
     return context.shape[2] if len(context.shape) == 3 else 1
 
 
@@ -77,7 +74,7 @@ def last(context: Context) -> int:
     return 0 if context.draws is None else context.draws.proposed.shape[1]
 
 
-RULES = [Rule(f"SJD, {name}", "Teng et al. 2025, arXiv 2410.01699, section 4", "lossless",
-              {"proposer": f"sjd-{name.replace(' ', '-')}", "accept": "token-by-token",
-               "sampling": "speculative", "block_size": 8})
-         for name in ("random", "left repeated", "left sampled")]
+RULES = [Rule(f"SJD, {kind.replace('-', ' ')}", "Teng et al. 2025, arXiv 2410.01699, section 4",
+              "lossless", {"proposer": f"sjd-{kind}", "accept": "token-by-token",
+                           "sampling": "speculative", "block_size": 8})
+         for kind in ("random", "left-repeated", "left-sampled")]

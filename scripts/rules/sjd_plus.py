@@ -18,7 +18,7 @@ from torch import Tensor
 
 import superres
 from rule import Rule
-from scd import at_columns
+from scd import previous
 from sjd import LeftSampled
 from superres.decoding.proposers.proposer import Context
 
@@ -32,18 +32,16 @@ class Reuse(LeftSampled):
     true_q = False
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        tokens, sampler, old = super().propose(context, offsets), context.sampler, context.draws
-        if old is None or old.q.shape[1] == 0:
+        tokens, sampler = super().propose(context, offsets), context.sampler
+        if context.draws is None:
             return tokens
-        column = context.index.unsqueeze(1) + offsets  # [B, N]
-        proposed, at = column < old.q.shape[1], column.clamp(max=old.q.shape[1] - 1)
-        q, new_q = at_columns(old.q, at), sampler.q[:, offsets - 1]  # [B, N, V]
-        passing, token = new_q > THRESHOLD * q, old.proposed.gather(1, at).unsqueeze(-1)
-        stays = proposed & passing.gather(-1, token).squeeze(-1) & (q.amax(-1) > 0)
+        token, q, _ = previous(context.draws, context.index.unsqueeze(1) + offsets)
+        p = sampler.q[:, offsets - 1]
+        passing = (p > THRESHOLD * q) & (q > 0)  # [B, N, V]
+        stays = passing.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         if self.true_q:
-            rest = 1 - (q * passing).sum(-1, keepdim=True)
-            new_q = (q * passing + rest * new_q).where(proposed.unsqueeze(-1), new_q)
-        return sampler.put(token.squeeze(-1).where(stays, tokens), new_q, offsets)
+            p = q * passing + (1 - (q * passing).sum(-1, keepdim=True)) * p
+        return sampler.put(token.where(stays, tokens), p, offsets)
 
 
 @superres.register_proposer("sjd-plus-true-q")
