@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import scd
-import sjd
-import sjd_plus
 from decodes import decode
+from rule import all_rules
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import Draws
 from superres.decoding.plain.sampling import Samplers, draw, filtered
@@ -29,7 +28,7 @@ from tests.proofs.test_speculative import (
 pytestmark = pytest.mark.slow
 ROWS = 20_000
 LAST = 4  # tokens whose joint distribution is tested, after others that couple the steps
-RULES = {rule.name: rule for file in (sjd, scd, sjd_plus) for rule in file.RULES}
+RULES = {name: rule for name, rule in all_rules().items() if name.startswith(("SJD", "SCD"))}
 LOSSLESS = [name for name, rule in RULES.items() if rule.claims == "lossless"]
 
 
