@@ -63,4 +63,4 @@ def previous(draws: Draws, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 RULES = [Rule(f"SCD, {name} coupling", "So et al. 2026, arXiv 2510.24211, section 4", "lossless",
               {"proposer": f"scd-{name.lower()}", "accept": "token-by-token",
-               "sampling": "speculative", "block_size": 10}) for name in ("maximal", "Gumbel")]
+               "sampling": "speculative", "block_size": 16}) for name in ("maximal", "Gumbel")]

@@ -9,7 +9,7 @@ all with q = 1 at the token:
 - "left repeated": that to the left, here of the same channel; a row's first tokens, theirs at
   random, follow the raster's last pixel here;
 - "left sampled": the likeliest token where the left one was scored. Here it is drawn, as the name
-  says, so q is that distribution, and more are accepted.
+  says, and q is that distribution.
 """
 
 import torch
@@ -76,5 +76,5 @@ def last(context: Context) -> int:
 
 RULES = [Rule(f"SJD, {kind.replace('-', ' ')}", "Teng et al. 2025, arXiv 2410.01699, section 4",
               "lossless", {"proposer": f"sjd-{kind}", "accept": "token-by-token",
-                           "sampling": "speculative", "block_size": 8})
+                           "sampling": "speculative", "block_size": 10})
          for kind in ("random", "left-repeated", "left-sampled")]

@@ -1,17 +1,18 @@
-"""SJD++: SJD that reuses confident tokens (Teng et al. 2025, arXiv 2512.07503, section 3).
+"""SJD++: SJD that reuses confident tokens (Teng et al. 2025, arXiv 2512.07503, section 3.1).
 
 After the rejected token, a stale token x stays if its confidence p(x) / q(x), of this step and the
-one before, is above a threshold; the others are drawn anew from p, as in SJD. In both cases q is p
-in the next step. That is not the distribution of a token which stays: it favours those of large q.
-The paper says that quality is kept without observable degradation.
+one before, is above a threshold; the others are drawn anew from p, as in SJD. For both, q is p in
+the next step. That is not the distribution of a token that stays, which favours a large q. The
+abstract says that quality is kept without observable degradation.
 
-"true q" differs in q alone: a token stays with q(x) if x passes, or else has the distribution p.
-So q becomes q(x) [p(x) > threshold q(x)] + P p(x), where P is the probability under q of not
-passing; then the samples have the network's distribution.
+"true q" differs in q alone. A token is x with probability q(x) if x is confident; if the old token
+is not, it is drawn from p. So q becomes q(x) [p(x) > threshold q(x)] + P p(x), where P is the
+probability under q of a token that is not confident, and the samples have the network's
+distribution.
 
-The paper's text was read in excerpts, and its equations 5 and 6 in an independent implementation,
-whose threshold 0.1 was the best of seven. New tokens at the window's end are those of "SJD, left
-sampled" here.
+Of the paper, excerpts could be read; its equations 5 and 6 are as an independent implementation has
+them, whose best threshold of eight was 0.1. New tokens at the window's end are those of "SJD, left
+sampled" here, and random in that implementation.
 """
 
 from torch import Tensor
@@ -52,7 +53,7 @@ class TrueReuse(Reuse):
 
 
 PAPER = "Teng et al. 2025, arXiv 2512.07503, section 3"
-SETTINGS = {"accept": "token-by-token", "sampling": "speculative", "block_size": 10}
+SETTINGS = {"accept": "token-by-token", "sampling": "speculative", "block_size": 16}
 RULES = [Rule("SJD++", PAPER, "none", {"proposer": "sjd-plus", **SETTINGS}),
          Rule("SJD++, true q", PAPER + "; q corrected here", "lossless",
               {"proposer": "sjd-plus-true-q", **SETTINGS})]
