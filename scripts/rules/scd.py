@@ -1,19 +1,20 @@
-"""SCD: speculative coupled decoding (So et al. 2026, arXiv 2510.24211, section 4).
+"""SCD: speculative coupled decoding (So et al. 2026, arXiv 2510.24211, algorithm 3).
 
 SJD draws every token of the window anew in each step, so nearly all change, and with them what the
 tokens after them are scored on. SCD couples the draws of two steps, so that most stay; each keeps
 its distribution, the stale one of the last step, which is q. The paper claims the network's
 distribution:
 - maximal coupling keeps a token x with probability min(1, p(x) / q(x)), and otherwise draws from
-  norm(max(0, p - q)): acceptance itself, applied after the rejected token as well;
+  norm(max(0, p - q)): acceptance itself, applied after the rejected token as well. SJD-PAC's
+  adaptive continuation (Kang et al. 2026, arXiv 2603.18599, algorithm 1) is the same;
 - Gumbel coupling takes argmax(log p + g), with the same Gumbel noise g at a position in each step.
 
-Token-by-token verification alone keeps these draws independent of where a block ended, which block
-verification makes depend on all of them.
+Such draws need token-by-token verification: block verification ends a block by all of its tokens,
+so those that stay would no longer have the distribution q.
 
 The authors' code for Lumina-mGPT and Janus-Pro continues with the older q for a token that maximal
 coupling keeps, which is not lossless; their code for Cosmos has the q of the paper. New tokens at
-the window's end are those of "SJD, left sampled" here, random there.
+the window's end are those of "SJD, left sampled" here, and random there.
 """
 
 from torch import Tensor
@@ -61,6 +62,6 @@ def previous(draws: Draws, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return draws.proposed.gather(1, at), q * exists.unsqueeze(-1), passed
 
 
-RULES = [Rule(f"SCD, {name} coupling", "So et al. 2026, arXiv 2510.24211, section 4", "lossless",
+RULES = [Rule(f"SCD, {name} coupling", "So et al. 2026, arXiv 2510.24211, algorithm 3", "lossless",
               {"proposer": f"scd-{name.lower()}", "accept": "token-by-token",
                "sampling": "speculative", "block_size": 16}) for name in ("maximal", "Gumbel")]

@@ -1,8 +1,8 @@
-"""SJD: speculative Jacobi decoding (Teng et al. 2025, arXiv 2410.01699, section 4).
+"""SJD: speculative Jacobi decoding (Teng et al. 2025, arXiv 2410.01699).
 
 A step that rejects a token has also scored those after it. They are drawn anew from these scores,
 which are stale, as they follow the rejected token: q is the stale distribution. The next step
-accepts token by token. The paper claims the network's distribution.
+accepts token by token. SCD's and SJD-PAC's papers call it lossless; its own was read in excerpts.
 New tokens at the window's end have no scores yet. The authors' code has three ways to begin them,
 all with q = 1 at the token:
 - "random": any token;
@@ -74,7 +74,7 @@ def last(context: Context) -> int:
     return 0 if context.draws is None else context.draws.proposed.shape[1]
 
 
-RULES = [Rule(f"SJD, {kind.replace('-', ' ')}", "Teng et al. 2025, arXiv 2410.01699, section 4",
-              "lossless", {"proposer": f"sjd-{kind}", "accept": "token-by-token",
-                           "sampling": "speculative", "block_size": 10})
+RULES = [Rule(f"SJD, {kind.replace('-', ' ')}", "Teng et al. 2025, arXiv 2410.01699", "lossless",
+              {"proposer": f"sjd-{kind}", "accept": "token-by-token", "sampling": "speculative",
+               "block_size": 10})
          for kind in ("random", "left-repeated", "left-sampled")]

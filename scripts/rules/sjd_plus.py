@@ -11,8 +11,8 @@ probability under q of a token that is not confident, and the samples have the n
 distribution.
 
 Of the paper, excerpts could be read; its equations 5 and 6 are as an independent implementation has
-them, whose best threshold of eight was 0.1. New tokens at the window's end are those of "SJD, left
-sampled" here, and random in that implementation.
+them, whose best of six thresholds, for text, was 0.1. New tokens at the window's end are those of
+"SJD, left sampled" here, and random in that implementation.
 """
 
 from torch import Tensor
