@@ -1,0 +1,55 @@
+"""Cool-SD: acceptance is relaxed, most for the first proposal of a block and ever less after it.
+
+Li et al. 2026 (AAAI, arXiv 2601.09212) accept proposal i, a token x, with probability min(1, w p(x)
+/ q(x)), where w = delta exp(-nu i - mu) decays with i. Its theorem 2 bounds the total variation
+distance of a block from p's tokens by the sum, over the proposals, of the mass by which accepted
+proposals exceed p: the sum over x of max(0, min(q, w p) - p), given that all earlier proposals were
+accepted. Drawing the token after a rejection from norm(max(0, p - min(q, w p))) makes the bound
+least; for one proposal the bound is the distance itself. By its proposition 2, proven for two
+proposals, decay has a smaller bound than the same relaxation everywhere. Where w <= 1 a proposal is
+lossless.
+
+Here nu = 0.7 as in the paper, and mu makes the mean of w equal to delta: the paper is said to
+normalise so, but we could read only summaries of it, and its code is not published. delta is 1.1,
+the smaller of the two values in its main table, 1.1 and 2. A block has so many proposals here that
+w is below 1 for most of them. The proposals are those of the heads; the paper trains an EAGLE
+draft.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import superres
+from rule import Rule
+from superres.decoding.acceptance import DrawCriterion, Draws, Verdict
+
+
+@superres.register_criterion("cool-sd")
+class CoolSD(DrawCriterion):
+    """Accept a proposal by w times its ratio."""
+
+    relaxation: ClassVar[float] = 1.1  # delta
+    decay: ClassVar[float] = 0.7  # nu
+
+    def judge(self, draws: Draws) -> Verdict:
+        factor = self.factors(draws.p)
+
+        def rest(p: Tensor, q: Tensor, index: Tensor) -> Tensor:
+            column = index.clamp(max=len(factor) - 1)
+            accepted = torch.minimum(q, factor[column].view(-1, 1, 1) * p)  # [B, 1, V]
+            return (p - accepted).clamp(min=0)
+
+        return Verdict(draws.uniform < factor * draws.ratio(), rest)
+
+    def factors(self, p: Tensor) -> Tensor:
+        """Return w of each proposal [N], for p [B, N, V]."""
+        number = torch.arange(p.shape[1], device=p.device)
+        share = torch.exp(-self.decay * number.to(p.dtype))
+        return self.relaxation * share / share.mean()
+
+
+RULES = [Rule(
+    "heads, Cool-SD", "Li et al. 2026, arXiv 2601.09212, theorem 2", "bounded",
+    {"block_size": 4, "sampling": "speculative", "accept": "cool-sd"}, needs="heads")]
