@@ -42,7 +42,7 @@ class Grouped(DrawCriterion):
     def cluster(self, proposed: Tensor, p: Tensor) -> Tensor:
         """Return the tokens of the cluster of each proposal [B, N], bool [B, N, V]."""
         own = proposed.unsqueeze(-1)
-        rank = p.argsort(-1, stable=True).argsort(-1)
+        rank = p.argsort(dim=-1, stable=True).argsort(-1)
         level = torch.arange(p.shape[-1], device=p.device)
         return (((rank - rank.gather(-1, own)).abs() <= self.group // 2)
                 & ((p - p.gather(-1, own)).abs() < self.difference)

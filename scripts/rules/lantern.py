@@ -52,7 +52,7 @@ class Lantern(DrawCriterion):
     def moved(self, proposed: Tensor, p: Tensor) -> Tensor:
         """Return the tokens whose mass counts for each proposal [B, N], bool [B, N, V]."""
         level = torch.arange(p.shape[-1], device=p.device)
-        near = (level - proposed.unsqueeze(-1)).abs().argsort(-1, stable=True)
+        near = (level - proposed.unsqueeze(-1)).abs().argsort(dim=-1, stable=True)
         near = near[..., 1: self.nearest + 1]  # [B, N, k]; the first one is the proposal
         within = p.gather(-1, near).cumsum(-1) <= self.bound
         return torch.zeros_like(p, dtype=torch.bool).scatter_(-1, near, within)
