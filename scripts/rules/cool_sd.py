@@ -10,10 +10,10 @@ proposals, decay has a smaller bound than the same relaxation everywhere. Where 
 lossless.
 
 Here nu = 0.7 as in the paper, and mu makes the mean of w equal to delta: the paper is said to
-normalise so, but we could read only summaries of it, and its code is not published. delta is 1.1,
-the smaller of the two values in its main table, 1.1 and 2. A block has so many proposals here that
-w is below 1 for most of them. The proposals are those of the heads; the paper trains an EAGLE
-draft.
+normalise so, but we could read only summaries of it, and its code is not published. delta is 2, one
+of the values in its main table, 1.1 and 2. A block has nine proposals here, so that w is below 1
+from the fifth on. The other rule is what the paper compares with, the same w for all. The proposals
+are those of the heads; the paper trains an EAGLE draft.
 """
 
 from typing import ClassVar
@@ -30,7 +30,7 @@ from superres.decoding.acceptance import DrawCriterion, Draws, Verdict
 class CoolSD(DrawCriterion):
     """Accept a proposal by w times its ratio."""
 
-    relaxation: ClassVar[float] = 1.1  # delta
+    relaxation: ClassVar[float] = 2.0  # delta
     decay: ClassVar[float] = 0.7  # nu
 
     def judge(self, draws: Draws) -> Verdict:
@@ -50,6 +50,15 @@ class CoolSD(DrawCriterion):
         return self.relaxation * share / share.mean()
 
 
-RULES = [Rule(
-    "heads, Cool-SD", "Li et al. 2026, arXiv 2601.09212, theorem 2", "bounded",
-    {"block_size": 4, "sampling": "speculative", "accept": "cool-sd"}, needs="heads")]
+@superres.register_criterion("uniform-relaxation")
+class Uniform(CoolSD):
+    """Accept every proposal by the same w."""
+
+    relaxation: ClassVar[float] = 1.1
+    decay: ClassVar[float] = 0.0
+
+
+RULES = [Rule(name, "Li et al. 2026, arXiv 2601.09212, theorem 2", "bounded",
+              {"block_size": 10, "sampling": "speculative", "accept": accept}, needs="heads")
+         for name, accept in (("heads, Cool-SD", "cool-sd"),
+                              ("heads, uniform relaxation", "uniform-relaxation"))]

@@ -9,12 +9,11 @@ replaced by a draw from norm(max(0, p' - q)), where p' is p with m moved to x; s
 that gave m are not drawn. LANTERN++ (Park et al. 2025, arXiv 2502.06352) bounds m by (lambda - 1)
 p(x) instead, and drafts a static tree.
 
-Here the nearest tokens are the nearest grey levels, of two equally near ones the darker first. k
-and delta are the defaults of the authors' code: 1,000 of 16,384 codes, which is 16 of 256 levels,
-and 0.1; the paper tries delta = 0.05 to 0.4. Their code removes all k tokens from the replacement
-of a proposal that was not drawn; for drawn ones (LANTERN++) it sets q to 0 at the k tokens. A token
-of probability 0 never passes here. The proposals are those of the heads, one per position, not a
-tree.
+Here the nearest tokens are the nearest grey levels, of two equally near ones the darker first. k is
+16 of 256 levels, as 1,000 of 16,384 codes is the default of the authors' code; delta is 0.2, of the
+paper's 0.05 to 0.4. Their code removes all k tokens from the replacement of a proposal that was not
+drawn; for drawn ones (LANTERN++) it sets q to 0 at the k tokens. A token of probability 0 never
+passes here. The proposals are those of the heads, one per position, not a tree.
 """
 
 from typing import ClassVar
@@ -33,7 +32,7 @@ class Lantern(DrawCriterion):
     """Accept a proposal by its own mass and that of near tokens."""
 
     nearest: ClassVar[int] = 16  # k
-    bound: ClassVar[float] = 0.1  # delta
+    bound: ClassVar[float] = 0.2  # delta
 
     def judge(self, draws: Draws) -> Verdict:
         own = draws.proposed.unsqueeze(-1)

@@ -40,7 +40,8 @@ def changed(criterion, **parameters):
 STRICT = {"gsd": changed(Grouped, group=0), "lantern": changed(Lantern, nearest=0),
           "cool-sd": changed(CoolSD, relaxation=1.0, decay=0.0)}
 RELAXED = {"gsd": changed(Grouped, group=2, difference=0.5, reach=1),
-           "lantern": changed(Lantern, nearest=2, bound=0.3), "cool-sd": changed(CoolSD)}
+           "lantern": changed(Lantern, nearest=2, bound=0.3),
+           "cool-sd": changed(CoolSD, relaxation=1.1)}
 
 
 def outcomes(criterion, proposed, p, q):
@@ -66,13 +67,22 @@ def outcomes(criterion, proposed, p, q):
     return chances, weights / weights.sum(-1, keepdim=True)
 
 
+def outcomes_of_one(criterion, p, q):
+    """Return `outcomes` for one proposal of each value, of the distribution q [V]."""
+    size = len(p)
+    return outcomes(criterion, torch.arange(size).view(-1, 1), p.expand(size, 2, size),
+                    q.expand(size, 1, size))
+
+
 def output(criterion, p, q):
     """Return the distribution [V] of the token that one proposal drawn from q [V] leads to."""
-    size = len(p)
-    both = p.expand(size, 2, size)
-    chances, rest = outcomes(criterion, torch.arange(size).view(-1, 1), both,
-                             q.expand(size, 1, size))
+    chances, rest = outcomes_of_one(criterion, p, q)
     return q * chances[:, 1] + (q * chances[:, 0]) @ rest[:, 0]
+
+
+def acceptance(criterion, p, q):
+    """Return the probability to accept one proposal drawn from q [V]."""
+    return float(q @ outcomes_of_one(criterion, p, q)[0][:, 1])
 
 
 def law(criterion, model=VERIFIER, blocks=LENGTH):
@@ -235,11 +245,16 @@ def test_disjoint_clusters_accept_more_but_do_not_keep_their_masses():
     criterion, differences = Halves(DecodeConfig()), []
     for seed in range(5):
         p, q = distributions(seed)
-        accepted = [float(q @ outcomes(one, torch.arange(6).view(-1, 1), p.expand(6, 2, 6),
-                                       q.expand(6, 1, 6))[0][:, 1])
-                    for one in (criterion, STRICT["gsd"])]
+        accepted = [acceptance(one, p, q) for one in (criterion, STRICT["gsd"])]
         assert accepted[0] > accepted[1]
         assert accepted[1] == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-9)
         found = output(criterion, p, q)
         differences.append(distance(found.view(2, 3).sum(-1), p.view(2, 3).sum(-1)))
     assert max(differences) > 0.01
+
+
+def test_clusters_by_rank_can_accept_fewer_than_token_by_token_verification():
+    p, q = torch.tensor([[1, 28, 28, 126, 65, 1], [126, 28, 28, 2, 1, 65]]).double()
+    p, q = p / p.sum(), q / q.sum()
+    by_rank = changed(Grouped, group=2, difference=1.0, reach=6)
+    assert acceptance(by_rank, p, q) < acceptance(STRICT["gsd"], p, q) - 0.02
