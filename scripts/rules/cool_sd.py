@@ -1,19 +1,18 @@
 """Cool-SD: acceptance is relaxed, most for the first proposal of a block and ever less after it.
 
 Li et al. 2026 (AAAI, arXiv 2601.09212) accept proposal i, a token x, with probability min(1, w p(x)
-/ q(x)), where w = delta exp(-nu i - mu) decays with i. Its theorem 2 bounds the total variation
-distance of a block from p's tokens by the sum, over the proposals, of the mass by which accepted
-proposals exceed p: the sum over x of max(0, min(q, w p) - p), given that all earlier proposals were
-accepted. Drawing the token after a rejection from norm(max(0, p - min(q, w p))) makes the bound
-least; for one proposal the bound is the distance itself. By its proposition 2, proven for two
-proposals, decay has a smaller bound than the same relaxation everywhere. Where w <= 1 a proposal is
-lossless.
+/ q(x)), where w = delta exp(-nu i - mu) decays with i, and draw the token after a rejection from
+norm(max(0, p - min(q, w p))). Theorem 2 bounds the total variation distance of a block from p's
+tokens, and this draw makes the bound least. In the form that we test, it is the sum over the
+proposals of the mass by which accepted ones exceed p, max(0, min(q, w p) - p), given that all
+earlier ones were accepted. For one proposal it is the distance itself, and 0 where w <= 1. By
+proposition 2, proven for two proposals of a near draft, decay has a smaller bound than the same w
+for all, if both accept equally many. For nine proposals of a good draft it has a larger one.
 
 Here nu = 0.7 as in the paper, and mu makes the mean of w equal to delta: the paper is said to
-normalise so, but we could read only summaries of it, and its code is not published. delta is 2, one
-of the values in its main table, 1.1 and 2. A block has nine proposals here, so that w is below 1
-from the fifth on. The other rule is what the paper compares with, the same w for all. The proposals
-are those of the heads; the paper trains an EAGLE draft.
+normalise so, but we could read only summaries of it, and its code is not published. delta is 2, of
+1.1 and 2 in its main table; w is below 1 from the fifth of nine proposals on. The second rule is
+the comparison, the same w for all. The proposals are the heads'; the paper trains an EAGLE draft.
 """
 
 from typing import ClassVar

@@ -4,13 +4,15 @@ So et al. 2025 (ICCV, arXiv 2508.07747, algorithm 3) accept a proposal x with pr
 Q), where P and Q are the sums of p and q over a cluster of x: the G tokens around it in the order
 of p, without those whose probability differs from p(x) by delta, or whose embedding is farther than
 d. A rejected one is replaced by a draw from norm(max(0, p - q)). The paper claims more accepted
-tokens (its theorem 1, for disjoint clusters) and good pictures, not p's distribution. Nor do
-clusters keep their masses, because the replacement compares tokens.
+tokens (theorem 1) and good pictures, not p's distribution. The theorem is for disjoint clusters;
+those by rank overlap, and can accept fewer tokens. Even disjoint ones do not keep their masses,
+because the replacement compares tokens.
 
 Here grey levels are the embedding. G and delta are those of the authors' code, which sums 14 tokens
-and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of codes. d is 4 grey levels. A
-token of probability 0 never passes, while its cluster may have mass. The paper proposes by SJD;
-the heads' draws are the other rule.
+and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of codes. d is 4 grey levels; in
+the code it is a distance of the language model's input embeddings. A token of probability 0 never
+passes, while its cluster may have mass. The paper proposes by SJD from random tokens; the heads'
+draws are the other rule.
 """
 
 from typing import ClassVar
@@ -50,8 +52,8 @@ class Grouped(DrawCriterion):
 
 
 PAPER = "So et al. 2025, arXiv 2508.07747, algorithm 3"
-SETTINGS = {"block_size": 10, "sampling": "speculative", "accept": "gsd"}
+SETTINGS = {"sampling": "speculative", "accept": "gsd"}
 RULES = [
-    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd"}),
-    Rule("heads, GSD", PAPER, "none", SETTINGS, needs="heads"),
+    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd-random", "block_size": 8}),
+    Rule("heads, GSD", PAPER, "none", {**SETTINGS, "block_size": 10}, needs="heads"),
 ]

@@ -4,6 +4,7 @@ their papers state."""
 from __future__ import annotations
 
 import itertools
+import math
 from functools import cache
 
 import pytest
@@ -148,13 +149,18 @@ def registered(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    {}, {"sample_top_k": 3}, {"temperature": 1.4, "nucleus": 0.8}], ids=str)
+def test_without_relaxation_every_rule_is_token_by_token_verification(settings, registered):
+    wanted = samples("token-by-token", **settings)
+    assert statistic(wanted, joint(speculative(**settings))) < 1
+    for criterion in STRICT.values():
+        registered(criterion)
+        assert torch.equal(samples("tried", **settings), wanted)
+
+
 @pytest.mark.parametrize("name", STRICT)
-def test_without_relaxation_every_rule_is_token_by_token_verification(name, registered):
-    registered(STRICT[name])
-    for settings in ({}, {"temperature": 1.4, "nucleus": 0.8}):
-        found = samples("tried", **settings)
-        assert torch.equal(found, samples("token-by-token", **settings))
-        assert statistic(found, joint(speculative(**settings))) < 1
+def test_without_relaxation_the_enumerated_distribution_is_that_of_p1(name):
     torch.testing.assert_close(law(STRICT[name]), joint(speculative()), rtol=0, atol=1e-9)
 
 
@@ -165,6 +171,7 @@ def test_a_relaxed_rule_draws_from_another_distribution_which_enumeration_gives(
     found = samples("tried")
     assert statistic(found, law(RELAXED[name])) < 1
     assert statistic(found, joint(speculative())) > 2
+    assert statistic(samples("tried", nucleus=0.8), joint(speculative(nucleus=0.8))) < math.inf
 
 
 # Cool-SD, theorem 2
@@ -205,6 +212,36 @@ def test_for_one_proposal_the_bound_of_cool_sd_is_the_distance(relaxation):
         excess = (torch.minimum(q, relaxation * p) - p).clamp(min=0).sum()
         assert distance(output(criterion, p, q), p) == pytest.approx(float(excess), abs=1e-9)
         assert (excess > 0) == (relaxation > 1)
+
+
+def expected(factors, p, q):
+    """Return how many proposals are accepted, each of the distribution q [V], and theorem 2's
+    bound."""
+    accepted = torch.minimum(q, factors.unsqueeze(1) * p)  # [N, V]
+    reached = accepted.sum(-1).cumprod(0)
+    before = torch.cat([torch.ones(1).double(), reached[:-1]])
+    return float(reached.sum()), float(before @ (accepted - p).clamp(min=0).sum(-1))
+
+
+def without_decay(number, count, p, q):
+    """Return `expected` for the one factor of `count` proposals by which `number` are accepted."""
+    def factors(share):
+        return (20 * share).expand(count)
+
+    return expected(factors(threshold(
+        lambda share: torch.tensor(expected(factors(share), p, q)[0] < number))), p, q)
+
+
+@pytest.mark.parametrize(("count", "better"), [(2, True), (9, False)])
+def test_decay_has_the_smaller_bound_for_two_proposals_but_not_for_nine(count, better):
+    for seed in range(5):
+        p, other = distributions(seed)
+        q = 0.7 * p + 0.3 * other
+        assert distance(p, q) < 0.4  # the paper's assumption
+        number, bound = expected(changed(CoolSD).factors(p.expand(1, count, -1)), p, q)
+        equal, plain = without_decay(number, count, p, q)
+        assert equal == pytest.approx(number, abs=1e-6)
+        assert (bound < plain) == better
 
 
 # LANTERN's delta
