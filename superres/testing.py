@@ -27,15 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from superres.config import require
-from superres.errors import InvalidInputError, first_line
+from superres.errors import InvalidInputError, first_line, shown
 
 Tokens: TypeAlias = tuple[Hashable, ...]
 
 FEWEST = 5
 """A cell of a chi-square test has this many samples at least, as its distribution needs."""
 MOST_SEQUENCES = 1_000_000
-SURE = 1e-6
-"""How often a right sampler fails a test of its distribution."""
 PASSED, FAILED, DIFFERS = "passed", "FAILED", "differs"
 NOT_SUPPORTED, NOT_TESTED = "not supported", "not tested"
 SAME_SEED, BESIDE, AS_UNDRAFTED = ("sampling repeats", "sampling beside others",
@@ -140,11 +138,11 @@ def prefix_probabilities(p1: Callable[[list[Tokens]], npt.ArrayLike], length: in
             if not (row.min() >= 0 and abs(row.sum() - 1) < 1e-3):
                 raise InvalidInputError(f"p1 after {prefix} adds up to {row.sum():g}, not to 1; "
                                         "return probabilities after temperature and filters")
+        if (count := np.count_nonzero(rows)) > MOST_SEQUENCES:
+            raise InvalidInputError(f"p1 gives {count:,} sequences, more than {MOST_SEQUENCES:,}; "
+                                    "enumerate fewer tokens")
         longer = {(*prefix, int(token)): mass * row[token] for (prefix, mass), row
                   in zip(open_ones.items(), rows, strict=True) for token in np.flatnonzero(row)}
-        if len(longer) > MOST_SEQUENCES:
-            raise InvalidInputError(f"p1 gives {len(longer):,} sequences, more than "
-                                    f"{MOST_SEQUENCES:,}; enumerate fewer tokens")
         ended |= {one: mass for one, mass in longer.items() if one[-1] == end_token}
         open_ones = {one: mass for one, mass in longer.items() if one[-1] != end_token}
         if not open_ones:
@@ -183,7 +181,7 @@ class Difference:
     def __str__(self) -> str:
         wanted, got = ("no token" if one is None else one for one in (self.wanted, self.got))
         return (f"prompt {self.prompt}, position {self.position}: wanted {wanted}, got {got} ("
-                + ", ".join(f"{name} {value}" for name, value in self.settings.items()) + ")")
+                + ", ".join(f"{name} {shown(value)}" for name, value in self.settings.items()) + ")")
 
 
 @dataclass(frozen=True)
@@ -243,16 +241,16 @@ class _Checker:
         rows = [tuple(row.tolist() if hasattr(row, "tolist") else row) for row in found]
         require(len(rows) == len(chosen), f"decode returned {len(rows)} sequences for "
                 f"{len(chosen)} prompts")
-        shown, length = {**settings, "prompts": chosen}, settings["length"]
+        told, length = {**settings, "prompts": chosen}, settings["length"]
         for place, (number, row) in enumerate(zip(chosen, rows, strict=True)):
             if len(row) > length:
-                self.too_long.append(Difference(number, length, None, row[length], shown))
+                self.too_long.append(Difference(number, length, None, row[length], told))
             rows[place], self.count = (kept := row[:length]), self.count + 1
             if self.end_token is not None and self.end_token in kept:
                 end = kept.index(self.end_token) + 1
                 self.ended += settings["block_size"] > 1 and end > 1
                 if end < len(kept):
-                    self.past_end.append(Difference(number, end, None, kept[end], shown))
+                    self.past_end.append(Difference(number, end, None, kept[end], told))
                 rows[place] = kept[:end]
         return rows
 
@@ -353,7 +351,7 @@ def check_lossless(
     seeds: Sequence[int] = (1, 2), temperature: float = 1.0,
     p1: Callable[[Any, list[Tokens]], npt.ArrayLike] | None = None, samples: int = 5000,
     sampled_length: int = 3, batch: int = 1, promised: Collection[str] = (SAME_SEED,),
-    alpha: float = SURE,
+    alpha: float = 1e-6,
 ) -> Report:
     """Test whether a decoder gives with drafts what it gives without.
 
