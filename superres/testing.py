@@ -181,7 +181,7 @@ class Difference:
     def __str__(self) -> str:
         wanted, got = ("no token" if one is None else one for one in (self.wanted, self.got))
         return (f"prompt {self.prompt}, position {self.position}: wanted {wanted}, got {got} ("
-                + ", ".join(f"{name} {shown(value)}" for name, value in self.settings.items()) + ")")
+                + ", ".join(f"{name} {shown(one)}" for name, one in self.settings.items()) + ")")
 
 
 @dataclass(frozen=True)
