@@ -10,7 +10,6 @@ import torch
 from fakes import SMALL, drafted, random_model, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
 from decodes import decode
 from superres.config import LEAST_TEMPERATURE, DecodeConfig, general_costs
@@ -20,6 +19,7 @@ from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
 from superres.nn.torch_model import StepModel
 from superres.sessions import StepOutput
+from superres.testing import chi_square
 
 VOCABULARY, LENGTH, ROWS = 4, 4, 10_000
 ALPHA = 1e-4
@@ -107,29 +107,6 @@ def joint(options, model=VERIFIER):
     return torch.einsum("a,ab,bc,cd->abcd", start, step, step, step)
 
 
-def statistic(tokens, expected):
-    """Return chi-square over its limit for tokens [N, T] of a known joint distribution; above 1
-    fails.
-
-    A sequence that must not occur and does counts as infinity.
-    """
-    number = torch.zeros(len(tokens), dtype=torch.int64)
-    for column, size in zip(tokens.unbind(1), expected.shape, strict=True):
-        number = number * size + column
-    counts = torch.bincount(number, minlength=expected.numel()).double()
-    wanted = expected.flatten() * len(tokens)
-    if bool((counts[wanted == 0] > 0).any()):
-        return float("inf")
-    # Rare sequences are one group, so that the statistic has its distribution.
-    rare = wanted < 5
-    groups = [(counts[~rare], wanted[~rare]),
-              (counts[rare].sum().view(1), wanted[rare].sum().view(1))]
-    counts, wanted = (torch.cat(parts) for parts in zip(*groups, strict=True))
-    counts, wanted = counts[wanted > 0], wanted[wanted > 0]
-    return float(((counts - wanted) ** 2 / wanted).sum()) / float(chi2.ppf(1 - ALPHA,
-                                                                           len(wanted) - 1))
-
-
 def speculative(**changes):
     return DecodeConfig(**{"temperature": 1.0, "sampling": "speculative", "block_size": 3,
                            **changes})
@@ -140,7 +117,7 @@ def speculative(**changes):
 def test_samples_have_the_distribution_of_direct_sampling(way, settings):
     options = speculative(**settings)
     decoded = decode(VERIFIER, torch.zeros(ROWS, 1, dtype=torch.int64), options, **WAYS[way])
-    assert statistic(decoded.tokens, joint(options)) < 1
+    assert chi_square(decoded.tokens, joint(options)).p > ALPHA
     accepted = {count for trace in decoded.traces for count in trace.accepted}
     assert accepted == {1, 3} if way == "itself" else len(accepted) > 1
 
