@@ -15,7 +15,7 @@ from rule_draws import Drawing, Drawn
 from superres.config import DecodeConfig
 from superres.decoding.plain.sampling import distribution, scaled
 from superres.evaluation.intervals import Entries, Estimate, with_interval
-from superres.evaluation.perceptual import Scores, st_lpips
+from superres.evaluation.perceptual import LEAST_SIDE, Scores, st_lpips
 from superres.pictures.read import Pixels
 from superres.tasks.faces import area_reduce
 from superres.testing import Tokens, chi_square, prefix_probabilities
@@ -132,8 +132,9 @@ def bits_of(drawing: Drawing, pictures: Pixels) -> Scores:
 
 
 def st_lpips_of(drawing: Drawing, pictures: Pixels) -> Scores | None:
-    """Return the ST-LPIPS of pictures to the true ones, [N]; None without its package."""
-    score = st_lpips()
+    """Return the ST-LPIPS of pictures to the true ones, [N]; None without its package, or for
+    smaller pictures than it takes."""
+    score = st_lpips() if pictures.shape[1] >= LEAST_SIDE else None
     return None if score is None else score(pictures, drawing.pairs.hr[: len(pictures)])
 
 

@@ -142,7 +142,7 @@ def torn_shares(judgements: Path, key: Path) -> dict[str, dict[str, float]]:
         shares = {}
         for number, torn in found.items():
             name, count = order[str(int(number))]
-            low, high = wilson(len(set(torn)), count)
+            low, high = wilson(len(set(torn)), count, 0.95)
             shares[name] = {"torn": len(set(torn)) / count, "torn_low": low, "torn_high": high}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InvalidInputError(f"{judgements} and {key} cannot be read ({error!r}); give the "
