@@ -22,6 +22,9 @@ from superres.testing import Tokens, chi_square, prefix_probabilities
 
 LEVEL = 1e-3
 """A test of a rule fails below this p: 1 of 1,000 tests of right rules does."""
+LOSSLESS, DIFFERS, NOT_FOUND = OUTCOMES = "lossless", "not lossless", "no difference found"
+"""What is found of a rule. Tests can only fail to find a difference: a rule is called lossless if
+it claims so, too, and its distribution was tested."""
 
 
 class Beginning(NamedTuple):
@@ -146,10 +149,9 @@ def consistency(pictures: Pixels, sources: Pixels) -> Entries:
     return with_interval("consistent", (off == 0).astype(np.float64)) | with_interval("off", off)
 
 
-def is_lossless(found: Mapping[str, Any]) -> bool | None:
-    """Return whether a rule's samples are those of p1, by tests of its values; None where no
-    distribution was tested, and the pictures' bits/dim show no difference."""
+def outcome_of(found: Mapping[str, Any]) -> str:
+    """Return what the tests of a rule's values say of its samples, one of `OUTCOMES`."""
     tests: Sequence[float] = [*found["chi_square"], found["bits_p"]]
     if min(tests) < LEVEL:
-        return False
-    return True if found["chi_square"] else None
+        return DIFFERS
+    return LOSSLESS if found["claims"] == LOSSLESS and found["chi_square"] else NOT_FOUND

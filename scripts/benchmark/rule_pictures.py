@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from rule_distances import NOT_FOUND, OUTCOMES
 from superres.errors import InvalidInputError
 from superres.pictures.read import Pixels
 from superres.survey.statistics import wilson
@@ -20,9 +21,8 @@ from superres.system.output import figure_png, prepare_folder, write_result, wri
 
 MARKERS = {"lossless": "o", "bounded": "s", "none": "^"}
 """By what a rule claims."""
-OUTCOMES = {True: ("lossless by all tests", "#1b7837"), False: ("differs", "#b2182b"),
-            None: ("no difference found in bits/dim alone", "#2166ac")}
-"""Text and colour by what was found."""
+COLOURS = dict(zip(OUTCOMES, ("#1b7837", "#b2182b", "#2166ac"), strict=True))
+"""By what was found."""
 OFFSETS = [(radius * np.cos(turn), radius * np.sin(turn)) for radius in range(14, 240, 12)
            for turn in np.linspace(0, 2 * np.pi, 16, endpoint=False)]
 """Where a label may stand from its point, in pixels, the nearest place first."""
@@ -35,19 +35,21 @@ def plot(points: Sequence[Mapping[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="#888", linewidth=0.8)
     for one in points:
-        axes.errorbar(one["x"], one["y"], one["half"] or 0.0, color=OUTCOMES[one["is"]][1],
+        axes.errorbar(one["x"], one["y"], one["half"] or 0.0, color=COLOURS[one["is"]],
                       marker=MARKERS[one["claims"]], markersize=6, elinewidth=1, capsize=2)
     axes.set(xlabel="tokens per step", ylabel="bits/dim under the network, above token by token")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(0.12, 0.15)
     axes.grid(alpha=0.3)
     entries = [Line2D([], [], color="#555", marker=marker, linestyle="", label=f"claims {claim}")
                for claim, marker in MARKERS.items()]
-    entries += [Line2D([], [], color=colour, linewidth=3, label=text)
-                for text, colour in OUTCOMES.values()]
+    entries += [Line2D([], [], color=colour, linewidth=3, label=f"is {outcome}" if outcome
+                       != NOT_FOUND else outcome) for outcome, colour in COLOURS.items()]
     figure.legend(handles=entries, loc="outside lower center", ncols=3, fontsize="small")
     FigureCanvasAgg(figure).draw()
     place_labels(axes, points)
@@ -73,7 +75,7 @@ def place_labels(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:  # noq
         text.remove()
         axes.annotate(one["name"], (one["x"], one["y"]), xycoords="data", fontsize=8,
                       xytext=((box[0] - x + 2) / scale, (box[1] - y + 3) / scale),
-                      textcoords="offset points", color=OUTCOMES[one["is"]][1],
+                      textcoords="offset points", color=COLOURS[one["is"]],
                       arrowprops={"arrowstyle": "-", "color": "#bbb", "linewidth": 0.6,
                                   "shrinkA": 0, "shrinkB": 4})
         taken.append(box)

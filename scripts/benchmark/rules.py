@@ -46,7 +46,7 @@ from measurements import (
 )
 from rule import Rule, all_rules
 from rule_costs import cost_models, draft_engine
-from rule_distances import LEVEL, Reference, chi_squares, is_lossless
+from rule_distances import LEVEL, Reference, chi_squares, outcome_of
 from rule_draws import NUCLEUS, TEMPERATURE, Drawing, Drawn
 from rule_pictures import plot, torn_shares, write_sheets
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
@@ -137,8 +137,7 @@ def chosen(names: str) -> dict[str, Rule]:
 
 def table_rows(document: Document) -> list[Values]:
     """Return the values of the rules with their names, and with what was found of their claim."""
-    words = {True: "lossless", False: "not lossless", None: "no difference found"}
-    return [{"rule": name, **one, "lossless": is_lossless(one), "is": words[is_lossless(one)]}
+    return [{"rule": name, **one, "outcome": outcome_of(one)}
             for name, one in values(document).items()]
 
 
@@ -156,7 +155,7 @@ def torn_text(row: Values) -> str:
 
 
 MAIN: Columns = {
-    "rule": ("rule", 0), "claims": ("claims", 0), "is": ("is", 0), "k": ("block_size", 0),
+    "rule": ("rule", 0), "claims": ("claims", 0), "is": ("outcome", 0), "k": ("block_size", 0),
     "columns": ("columns", 1), "tokens per step": ("tokens_per_step", 2),
     "model calls": ("model_calls", 0), "speed-up, CPU": ("speed_up_cpu", 2),
     "H200, 1 face": ("speed_up_h200", 2), "H200, 1,024 faces": ("speed_up_h200_full", 2),
@@ -186,7 +185,7 @@ def plots(document: Document) -> dict[str, bytes]:
     """Return the plot of tokens per step against the difference in bits/dim."""
     points = [{"name": row["rule"], "x": row["tokens_per_step"], "y": row["bits_above"],
                "half": row["bits_above_half_width"], "claims": row["claims"],
-               "is": row["lossless"]} for row in table_rows(document)]
+               "is": row["outcome"]} for row in table_rows(document)]
     return {f"{document['conditions']['name']}.png": plot(points)}
 
 

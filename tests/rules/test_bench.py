@@ -64,8 +64,8 @@ def table(tmp_path, rng, monkeypatch, capsys):
 
     def measured(**more):
         bench.main(tmp_path / "dev.npz", tmp_path / "out", str(tmp_path / "toy"), faces=2,
-                   samples=200, greedy=1, engine="plain", **{"page": None, "sheets": None,
-                                                             "torn": None, **more})
+                   engine="plain", **{"samples": 200, "greedy": 1, "page": None, "sheets": None,
+                                      "torn": None, **more})
         return capsys.readouterr().out
 
     yield measured
@@ -98,14 +98,15 @@ def test_every_rule_is_measured_and_a_wrong_one_found_out(table, tmp_path, monke
     assert found["anything passes"][1][1] == "0, 0"
     assert found["heads, exact"][2][2] == "100.0" != found["anything passes"][2][2]
     assert cells(page.read_text(), "white") == [found["white"][1]]
-    assert Image.open(tmp_path / "pictures" / "rules-12.webp").size == (900, 650)
+    assert Image.open(tmp_path / "pictures" / "rules-12.webp").size == (1000, 750)
 
     monkeypatch.setattr(bench, "chi_squares", None)  # nothing is measured again
     assert cells(table(), "white") == found["white"]
 
 
 def test_raters_get_numbered_sheets_and_their_judgements_enter_the_table(table, tmp_path):
-    table(rules="white", sheets=tmp_path / "sheets")
+    few = {"rules": "white", "samples": 0, "greedy": 0}
+    table(**few, sheets=tmp_path / "sheets")
     key = json.loads((tmp_path / "out" / "rules-12-key.json").read_text())
     assert sorted(key.values()) == [["token by token", 2], ["white", 2]]
     number = next(int(number) for number, (name, _) in key.items() if name == "white")
@@ -113,11 +114,11 @@ def test_raters_get_numbered_sheets_and_their_judgements_enter_the_table(table, 
     assert (shown[20:116, 136:348] == 255).all()
 
     (tmp_path / "torn.json").write_text(json.dumps({number: [1]}))
-    text = table(rules="white", torn=tmp_path / "torn.json")
+    text = table(**few, torn=tmp_path / "torn.json")
     assert [cells(text, name)[1][-1] for name in ("token by token", "white")] == ["-", "50 (9-91)"]
     (tmp_path / "torn.json").write_text('{"9": [1]}')
     with pytest.raises(InvalidInputError, match="give the numbers of torn pictures by sheet"):
-        table(torn=tmp_path / "torn.json")
+        table(**few, torn=tmp_path / "torn.json")
 
 
 def test_an_unknown_rule_is_refused(table):
