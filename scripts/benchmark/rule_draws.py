@@ -50,14 +50,14 @@ class CountingModel:
     """A model on torch that counts the columns of the model calls of its sessions."""
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 -- a `superres.sessions.EngineModel`
-        self.model, self.widths = model, list[int]()
+        self._counted, self.widths = model, list[int]()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self.model, name)
+        return getattr(self._counted, name)
 
     def session(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 -- as the model's
         """Return a session of the model."""
-        session = self.model.session(*arguments, **more)
+        session = self._counted.session(*arguments, **more)
         compute = session.compute
 
         def counted(tokens: Tensor, *others: Any, **more: Any) -> Any:  # noqa: ANN401 -- as the session's

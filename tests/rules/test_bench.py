@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 def white(model, source, options, keys):
     """Read two columns in each of two calls, and call everything white."""
-    session, length = model.session(source, 2), model.length
+    session, length = model.session(source, 2), model.model.config.target_length
     for position in (0, 2):
         session.step(torch.zeros(len(source), 2, dtype=torch.int64),
                      torch.full((len(source),), position))
