@@ -52,8 +52,8 @@ class Grouped(DrawCriterion):
 
 
 PAPER = "So et al. 2025, arXiv 2508.07747, algorithm 3"
-SETTINGS = {"sampling": "speculative", "accept": "gsd"}
+SETTINGS = {"block_size": 10, "sampling": "speculative", "accept": "gsd"}
 RULES = [
-    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd-random", "block_size": 8}),
-    Rule("heads, GSD", PAPER, "none", {**SETTINGS, "block_size": 10}, needs="heads"),
+    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd-random"}),
+    Rule("heads, GSD", PAPER, "none", SETTINGS, needs="heads"),
 ]
