@@ -9,10 +9,10 @@ those by rank overlap, and can accept fewer tokens. Even disjoint ones do not ke
 because the replacement compares tokens.
 
 Here grey levels are the embedding. G and delta are those of the authors' code, which sums 14 tokens
-and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of codes. d is 4 grey levels; in
-the code it is a distance of the language model's input embeddings. A token of probability 0 never
-passes, while its cluster may have mass. The paper proposes by SJD from random tokens; the heads'
-draws are the other rule.
+(here seven on both sides of x) and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of
+codes. d is 4 grey levels; in the code it is a distance of the language model's input embeddings. A
+token of probability 0 never passes, while its cluster may have mass. The paper proposes by SJD from
+random tokens; the heads' draws are the other rule.
 """
 
 from typing import ClassVar
