@@ -9,10 +9,10 @@ those by rank overlap, and can accept fewer tokens. Even disjoint ones do not ke
 because the replacement compares tokens.
 
 Here grey levels are the embedding. G and delta are those of the authors' code, which sums 14 tokens
-and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of codes. d is 4 grey levels; in
-the code it is a distance of the language model's input embeddings. A token of probability 0 never
-passes, while its cluster may have mass. The paper proposes by SJD from random tokens; the heads'
-draws are the other rule.
+(here seven on both sides of x) and takes delta = 0.15; the paper tries G = 3 to 50 of thousands of
+codes. d is 4 grey levels; in the code it is a distance of the language model's input embeddings. A
+token of probability 0 never passes, while its cluster may have mass. The paper proposes by SJD from
+random tokens; the heads' draws are the other rule.
 """
 
 from typing import ClassVar
@@ -52,8 +52,8 @@ class Grouped(DrawCriterion):
 
 
 PAPER = "So et al. 2025, arXiv 2508.07747, algorithm 3"
-SETTINGS = {"sampling": "speculative", "accept": "gsd"}
+SETTINGS = {"block_size": 10, "sampling": "speculative", "accept": "gsd"}
 RULES = [
-    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd-random", "block_size": 8}),
-    Rule("heads, GSD", PAPER, "none", {**SETTINGS, "block_size": 10}, needs="heads"),
+    Rule("GSD", PAPER, "none", {**SETTINGS, "proposer": "sjd-random"}),
+    Rule("heads, GSD", PAPER, "none", SETTINGS, needs="heads"),
 ]

@@ -1,19 +1,21 @@
 """LANTERN: the mass of near tokens counts for a proposal, as long as its sum has a bound.
 
-Jang et al. 2025 (ICLR, arXiv 2410.03355, section 4) accept a proposal x with probability min(1,
-(p(x) + m) / q(x)). m is the mass under p of its k nearest tokens in the latent space, nearest
-first, while it is at most delta. Moving m to x gives a distribution whose total variation distance
-from p is m: that is the bound delta. It holds for this distribution, which differs by proposal, not
-for what is drawn: every proposal may gain delta, so the sum can be near 1. A rejected proposal is
-replaced by a draw from norm(max(0, p' - q)), where p' is p with m moved to x; so x and the tokens
-that gave m are not drawn. LANTERN++ (Park et al. 2025, arXiv 2502.06352) bounds m by (lambda - 1)
-p(x) instead, and drafts a static tree.
+Jang et al. 2025 (ICLR, arXiv 2410.03355) accept a proposal x with probability min(1, (p(x) + m) /
+q(x)). m is the mass under p of its k nearest tokens in the latent space, nearest first, while it is
+at most delta. Moving m to x gives a distribution p' whose total variation distance from p is m:
+that is the bound delta. It holds for p', which differs by proposal, not for what is drawn: every
+proposal may gain delta, so the sum can be near 1. LANTERN++ (Park et al. 2025, arXiv 2502.06352)
+bounds m by (lambda - 1) p(x) instead, and drafts a static tree.
+
+We could read the authors' code and summaries of the paper, not its sections. A rejected proposal is
+replaced here by a draw from norm(max(0, p' - q)), so x and the tokens that gave m are not drawn.
+The code does so for proposals that were not drawn, but removes k + 1 near tokens, whatever gave m;
+for drawn ones (LANTERN++) it sets q to 0 at them instead, which makes them likelier.
 
 Here the nearest tokens are the nearest grey levels, of two equally near ones the darker first. k is
-16 of 256 levels, as 1,000 of 16,384 codes is the default of the authors' code; delta is 0.2, of the
-paper's 0.05 to 0.4. Their code removes all k tokens from the replacement of a proposal that was not
-drawn; for drawn ones (LANTERN++) it sets q to 0 at the k tokens. A token of probability 0 never
-passes here. The proposals are those of the heads, one per position, not a tree.
+16 of 256 levels, as 1,000 of 16,384 codes is the code's default; delta is 0.2, between the code's
+default of 0.1 and the paper's largest, 0.4. A token of probability 0 never passes here. The
+proposals are those of the heads, one per position, not a tree.
 """
 
 from typing import ClassVar
@@ -58,5 +60,5 @@ class Lantern(DrawCriterion):
 
 
 RULES = [Rule(
-    "heads, LANTERN", "Jang et al. 2025, arXiv 2410.03355, section 4", "bounded",
+    "heads, LANTERN", "Jang et al. 2025, arXiv 2410.03355", "bounded",
     {"block_size": 10, "sampling": "speculative", "accept": "lantern"}, needs="heads")]

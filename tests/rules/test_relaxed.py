@@ -14,7 +14,6 @@ from cool_sd import CoolSD
 from decodes import decode
 from gsd import Grouped
 from lantern import Lantern
-from rule import all_rules
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Draws
 from superres.decoding.plain.sampling import LEAST_WEIGHT, filtered
@@ -29,6 +28,7 @@ from tests.proofs.test_speculative import (
     speculative,
     statistic,
 )
+from token_by_token import TokenByToken
 
 PROPOSALS = 2  # of a block
 
@@ -144,7 +144,6 @@ def samples(accept, **settings):
 @pytest.fixture
 def registered(monkeypatch):
     """Return a function that registers a criterion as "tried" until the test ends."""
-    all_rules()
     return lambda criterion: monkeypatch.setitem(CRITERIA, "tried", type(criterion))
 
 
@@ -152,7 +151,8 @@ def registered(monkeypatch):
 @pytest.mark.parametrize("settings", [
     {}, {"sample_top_k": 3}, {"temperature": 1.4, "nucleus": 0.8}], ids=str)
 def test_without_relaxation_every_rule_is_token_by_token_verification(settings, registered):
-    wanted = samples("token-by-token", **settings)
+    registered(TokenByToken(DecodeConfig()))
+    wanted = samples("tried", **settings)
     assert statistic(wanted, joint(speculative(**settings))) < 1
     for criterion in STRICT.values():
         registered(criterion)
