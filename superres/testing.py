@@ -197,8 +197,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check_lossless` found; printed, a line per check. `report["length"]` is the check whose
-    name begins so."""
+    """What `check_lossless` found; printed, a line per check. `report["batches"]` is the check
+    whose name begins so."""
 
     rows: list[Row]
 
@@ -213,9 +213,9 @@ class Report:
 
     def __str__(self) -> str:
         counts = Counter(row.status for row in self.rows)
-        return "\n".join(["no difference found: " * self.ok + ", ".join(
-            f"{count} {status}" for status, count in counts.items()), *(
-                f"{row.status:14} {row.name:26} {row.text}".rstrip() for row in self.rows)])
+        found = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return "\n".join([f"{'' if self.ok else 'not shown to be '}lossless as tested: {found}", *(
+            f"{row.status:14} {row.name:26} {row.text}" for row in self.rows)])
 
 
 Findings = Iterator["tuple[bool, Difference | ChiSquare | None]"]
@@ -386,8 +386,8 @@ def check_lossless(
     """
     sizes = tuple(block_sizes)
     require(len(prompts) > 0 and length > 0, "give one prompt and a length of 1 at least")
-    require(min(sizes, default=2) > 1, f"block_sizes must be above 1, not {sizes}; 1 is compared "
-            "with, anyway")
+    require(min(sizes, default=2) > 1, f"block_sizes must be above 1, not {sizes}; leave out 1, "
+            "which decodes without drafts")
     require({*promised} <= {SAME_SEED, BESIDE, AS_UNDRAFTED}, "promised must be of "
             f"{SAME_SEED!r}, {BESIDE!r} and {AS_UNDRAFTED!r}, not {promised}")
     checker = _Checker(decode, prompts, length, end_token)

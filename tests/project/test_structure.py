@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "superres"
 APART = ("nn", "decoding", "tasks", "survey")
 ROOT = PACKAGE.parent
 GUIDES = {"scripts/benchmark/proposers.py": "docs/proposers.md",
+          "scripts/check_transformers.py": "docs/api.md",
           "scripts/device/run.sh": "docs/engines.md",
           "scripts/train/prepare_celeba.py": "docs/data.md"}
 """Scripts that a user runs by a guide."""
