@@ -1,17 +1,17 @@
 """ZipAR: a row starts before the row above it is complete (He et al. 2025, arXiv 2412.04062).
 
 A token may be drawn once `window` pixels of the row above are there from its own column on, so that
-H rows of C pixels take window * (H - 1) + C steps instead of H * C. Where the last token above a new
-row is missing, another one stands in for it, until it is drawn and read in its place. An adaptive
-window makes a row's first token wait: when the row above has a pixel more, it is accepted with
-probability min(1, p / q), p and q being its distributions after and before; else it is drawn again,
-from norm(max(0, p - q)), and waits on.
+H rows of C pixels take window * (H - 1) + C steps instead of H * C. Where the last token above a
+new row is missing, another one stands in for it, until it is drawn and read in its place. An
+adaptive window makes a row's first token wait: when the row above has a pixel more, it is accepted
+with probability min(1, p / q), p and q being its distributions after and before; else it is drawn
+again, from norm(max(0, p - q)), and waits on.
 
 The paper claims "comparable" pictures with up to 91 % fewer steps and no losslessness: a token is
 drawn without a part of what the network reads before it. Here a pixel has three tokens. As in the
-authors' code for LlamaGen, the token that stands in is the latest of the row two above; for the second
-row, which their code starts when the first is complete, it is the latest of the first. Their code also
-attends to zeros at missing tokens; here they are hidden. It has no adaptive window.
+authors' code for LlamaGen, the token that stands in is the latest of the row two above; for the
+second row, which their code starts when the first is complete, it is the latest of the first. Their
+code also attends to zeros at missing tokens; here they are hidden. It has no adaptive window.
 """
 
 from functools import partial
