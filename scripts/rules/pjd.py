@@ -4,13 +4,13 @@ A row becomes active when the row above has `context` tokens. A step scores up t
 of every active row: its next token and drafts of those after it, in lower rows no more than the row
 above is ahead. A column sees what is decided and the drafts of its own row, no other row's (the
 row-causal mask). From left to right, a draft x is accepted with probability min(1, p(x) / q(x)),
-where q is the distribution that it was drawn from in an earlier step. After them, the first row
+where q is the distribution that it was drawn from in an earlier step. After them, the top row
 gets a token from norm(max(0, p - q)), or from p if no draft was rejected; lower rows get none. The
 others are drawn from p as the next step's drafts. A draft without a distribution is a random token,
 with q = 1.
 
-The paper claims 4.8 to 6.4 times fewer steps with "competitive" pictures and no losslessness: rows
-see less than the network reads, and a lower row draws a rejected token from p again, not from the
+The paper claims 4.8 to 6.4 times the speed with "competitive" pictures, not losslessness: rows see
+less than the network reads, and a lower row draws a rejected token from p again, not from the
 residual. The authors' code also keeps a draft behind a rejected one if its p / q is above 0.5, with
 the old q. So does this. Here, the mask also hides drafts from the network's inputs of neighbours,
 at most eight rows are active, and where the last token above a row is missing, the latest one of

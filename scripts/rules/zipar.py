@@ -7,11 +7,11 @@ adaptive window makes a row's first token wait: when the row above has a pixel m
 with probability min(1, p / q), p and q being its distributions after and before; else it is drawn
 again, from norm(max(0, p - q)), and waits on.
 
-The paper claims "comparable" pictures with up to 91 % fewer steps and no losslessness: a token is
-drawn without a part of what the network reads before it. Here a pixel has three tokens. As in the
-authors' code for LlamaGen, the token that stands in is the latest of the row two above; for the
-second row, which their code starts when the first is complete, it is the latest of the first. Their
-code also attends to zeros at missing tokens; here they are hidden. It has no adaptive window.
+The paper reports up to 91 % fewer steps and does not claim losslessness: a token is drawn without a
+part of what the network reads before it. Here a pixel has three tokens. As in the authors' code for
+LlamaGen, the token that stands in is the latest of the row two above; for the second row, which
+their code starts when the first is complete, it is the latest of the first. Their code has no
+adaptive window, and attends to zeros at missing tokens; here they are hidden.
 """
 
 from functools import partial
@@ -28,8 +28,7 @@ from superres.nn.torch_model import StepModel
 
 
 class FirstTokens:
-    """The first token [B, 1] of the row of each picture that is about to start; -1 if there is
-    none."""
+    """The first token [B, 1] of the row of each picture that is about to start, or -1."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.token = rows, torch.full_like(rows.tokens[:, :1], -1)

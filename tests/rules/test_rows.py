@@ -3,15 +3,15 @@
 import copy
 from functools import partial
 
-import pjd
 import pytest
 import torch
 import torch.nn.functional as F
-import zipar
 from fakes import VARIANTS, random_model, random_tokens
-from rows import Rows
 
+import pjd
+import zipar
 from decodes import decode
+from rows import Rows
 from superres.config import DecodeConfig
 from superres.nn.torch_model import StepModel
 
@@ -42,7 +42,7 @@ def test_zipar_takes_the_steps_of_its_schedule(window):
     assert [trace.iterations for trace in found.traces] == [
         CHANNELS * (window * (ROWS - 1) + COLUMNS)] * 2
     assert [trace.tokens for trace in found.traces] == [model.length] * 2
-    # The first row, and all that is drawn while it is incomplete, is drawn from its own tokens.
+    # The first row misses nothing.
     assert torch.equal(found.tokens[:, : COLUMNS * CHANNELS],
                        decode(model, source, SAMPLED, keys=KEYS).tokens[:, : COLUMNS * CHANNELS])
     # An adaptive window is a pixel larger at least: a first token waits for it.
@@ -84,7 +84,8 @@ def test_no_column_reads_what_is_not_decided(rule, monkeypatch):
     read, drafts = Rows.read, []
 
     def read_twice(rows, place, stand_in):
-        first, session, tokens = rows.top.clamp(max=ROWS - 1) * rows.width, rows.session, rows.tokens
+        session, tokens = rows.session, rows.tokens
+        first = rows.top.clamp(max=ROWS - 1) * rows.width
         everywhere = torch.arange(model.length).expand(2, -1)
         decided = rows.column <= rows.count[:, rows.row]  # [B, T]
         rows.session = copy.deepcopy(session)
