@@ -13,7 +13,7 @@ The paper claims 4.8 to 6.4 times the speed with "competitive" pictures, not los
 less than the network reads, and a lower row draws a rejected token from p again, not from the
 residual. The authors' code also keeps a draft behind a rejected one if its p / q is above 0.5, with
 the old q. So does this. Here, the mask also hides drafts from the network's inputs of neighbours,
-at most eight rows are active, and where the last token above a row is missing, the latest one of
+at most six rows are active, and where the last token above a row is missing, the latest one of
 the row above stands in for it, as the paper does for LlamaGen.
 """
 
@@ -30,7 +30,7 @@ from superres.config import DecodeConfig
 from superres.decoding.plain.sampling import draw
 from superres.nn.torch_model import StepModel
 
-MOST, REUSED = 8, 0.5
+MOST, REUSED = 6, 0.5
 
 
 @torch.inference_mode()
@@ -73,4 +73,4 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
 
 PAPER = "Liao et al. 2026, arXiv 2606.05703, section 3"
 RULES = [Rule(f"PJD, context {context // 3}", PAPER, "none",
-              decode=partial(decode, context=context, window=16)) for context in (24, 48)]
+              decode=partial(decode, context=context, window=8)) for context in (24, 48)]

@@ -68,15 +68,20 @@ class Rows:
 
         A column sees the tokens that are decoded, and all earlier ones in its own row. Columns at
         place -1 are idle: they read what the call's first column does, the last token above slot
-        0. So this token is read again when its row is complete.
+        0. So this token is read again when its row is complete. Columns that are idle in all
+        pictures have scores of 0.
         """
         first = self.top.clamp(max=self.height - 1) * self.width
-        stand_in = F.pad(stand_in.masked_fill(place < 0, -1), (1, 0), value=-1)
-        place = torch.cat([first, torch.where(place < 0, first, place)], dim=1)
+        idle = place < 0
+        order = idle.int().argsort(dim=1, stable=True)[:, : int((~idle).sum(1).max())]
+        stand_in = F.pad(stand_in.masked_fill(idle, -1).gather(1, order), (1, 0), value=-1)
+        place = torch.cat([first, torch.where(idle, first, place).gather(1, order)], dim=1)
         tokens = torch.where(stand_in < 0, self.tokens.gather(1, place), stand_in)
         decoded = self.column <= self.count[:, self.row]  # [B, T]
         seen = decoded.unsqueeze(1) | (self.row == self.row[place].unsqueeze(2))  # [B, 1 + N, T]
-        return self.session.read_at(tokens, place, seen)[0][:, 1:]
+        scores = self.session.read_at(tokens, place, seen)[0][:, 1:]
+        everywhere = scores.new_zeros(*idle.shape, scores.shape[2])
+        return everywhere.scatter_(1, order.unsqueeze(2).expand_as(scores), scores)
 
     def latest(self, row: Tensor) -> Tensor:
         """Return the token that was decoded last in each `row` [B, A], in row 0 for those above."""
