@@ -38,6 +38,7 @@ class Rows:
         # By the decoder position that reads them, [B, 1 + T + 1]; idle columns write to the last.
         self.tokens = source.new_zeros(batch, 2 + model.length)
         self.count = source.new_zeros(batch, self.height)  # decoded tokens of each row
+        self.finished = torch.zeros_like(self.count[:, :1])  # rows whose last token was read
         place = torch.arange(model.length, device=source.device)
         self.row, self.column = place // self.width, place % self.width  # [T]
         self.accepted: list[Tensor] = []  # [B] of each step
@@ -66,20 +67,23 @@ class Rows:
         """Read the tokens before `place` [B, N], or the token `stand_in` [B, N] where it is not -1;
         return scores [B, N, V].
 
-        A column sees the tokens that are decoded, and all earlier ones in its own row. Columns at
-        place -1 are idle: they read what the call's first column does, the last token above slot
-        0. So this token is read again when its row is complete. Columns that are idle in all
-        pictures have scores of 0.
+        A column sees the tokens that are decoded, and all earlier ones in its own row. When a row
+        is complete, its last token is read once more, in its place. Columns at place -1 are idle:
+        they repeat the first one, and are left out where all pictures have one.
         """
-        first = self.top.clamp(max=self.height - 1) * self.width
-        idle = place < 0
+        idle, first = place < 0, self.top.clamp(max=self.height - 1) * self.width
+        own = torch.where(idle[:, :1], first, place[:, :1])
+        late = (self.top != self.finished) & (own != first)  # [B, 1]
+        self.finished, skipped = self.top, int(not late.any())
         order = idle.int().argsort(dim=1, stable=True)[:, : int((~idle).sum(1).max())]
         stand_in = F.pad(stand_in.masked_fill(idle, -1).gather(1, order), (1, 0), value=-1)
-        place = torch.cat([first, torch.where(idle, first, place).gather(1, order)], dim=1)
+        place = torch.cat([torch.where(late, first, own),
+                           torch.where(idle, own, place).gather(1, order)], dim=1)
+        stand_in, place = stand_in[:, skipped:], place[:, skipped:]
         tokens = torch.where(stand_in < 0, self.tokens.gather(1, place), stand_in)
         decoded = self.column <= self.count[:, self.row]  # [B, T]
-        seen = decoded.unsqueeze(1) | (self.row == self.row[place].unsqueeze(2))  # [B, 1 + N, T]
-        scores = self.session.read_at(tokens, place, seen)[0][:, 1:]
+        seen = decoded.unsqueeze(1) | (self.row == self.row[place].unsqueeze(2))  # [B, ., T]
+        scores = self.session.read_at(tokens, place, seen)[0][:, 1 - skipped :]
         everywhere = scores.new_zeros(*idle.shape, scores.shape[2])
         return everywhere.scatter_(1, order.unsqueeze(2).expand_as(scores), scores)
 

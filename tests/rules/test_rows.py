@@ -84,7 +84,7 @@ def test_no_column_reads_what_is_not_decided(rule, monkeypatch):
     read, drafts = Rows.read, []
 
     def read_twice(rows, place, stand_in):
-        session, tokens = rows.session, rows.tokens
+        session, tokens, finished = rows.session, rows.tokens, rows.finished
         first = rows.top.clamp(max=ROWS - 1) * rows.width
         everywhere = torch.arange(model.length).expand(2, -1)
         decided = rows.column <= rows.count[:, rows.row]  # [B, T]
@@ -95,7 +95,7 @@ def test_no_column_reads_what_is_not_decided(rule, monkeypatch):
         ours = ~decided & (rows.row == rows.top)
         rows.tokens = F.pad(torch.where(ours, 5 - tokens[:, :-2], tokens[:, :-2]), (0, 2))
         other = read(rows, place, stand_in)
-        rows.session, rows.tokens = session, tokens
+        rows.session, rows.tokens, rows.finished = session, tokens, finished
         scores = read(rows, place, stand_in)
         drafts.append(ours.gather(1, place.clamp(min=0)) & (place >= 0))
         torch.testing.assert_close(other[~drafts[-1]], scores[~drafts[-1]])
