@@ -77,4 +77,4 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
 PAPER = "He et al. 2025, arXiv 2412.04062, section 3"
 RULES = [Rule(f"ZipAR, window {size}" + ", adaptive" * adaptive, PAPER, "none",
               decode=partial(decode, window=size, adaptive=adaptive))
-         for size in (2, 4) for adaptive in (False, True)]
+         for size, adaptive in ((2, False), (4, False), (4, True), (8, False))]
