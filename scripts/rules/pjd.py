@@ -73,4 +73,4 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
 
 PAPER = "Liao et al. 2026, arXiv 2606.05703, section 3"
 RULES = [Rule(f"PJD, context {context // 3}", PAPER, "none",
-              decode=partial(decode, context=context, window=8)) for context in (24, 48)]
+              decode=partial(decode, context=context, window=8)) for context in (6, 24)]
