@@ -41,6 +41,6 @@ class Rule:
 def all_rules() -> dict[str, Rule]:
     """Return the rules of all files of this folder by name; each lists its own as `RULES`."""
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    files = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "rule")
+    files = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in {"rule", "rows"})
     found = [one for name in files for one in importlib.import_module(name).RULES]
     return {one.name: one for one in found}

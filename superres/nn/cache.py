@@ -63,10 +63,10 @@ class KeyValueCache:
 
     def unseen(self, position: Tensor, seen: Tensor) -> Tensor:
         """Return a mask [B, 1, W, R] to add to that of `locate`, which hides the keys of positions
-        where `seen` [B, T] is False."""
+        where `seen` [B, 1 or W, T] is False."""
         place = position // self.key_distance
-        key = (place.unsqueeze(-1) - self.distance(place)).clamp(min=0).flatten(1)  # [B, W * R]
-        visible = seen.gather(1, key * self.key_distance).view(*place.shape, -1)
+        key = (place.unsqueeze(-1) - self.distance(place)).clamp(min=0)  # [B, W, R]
+        visible = seen.expand(-1, place.shape[1], -1).gather(2, key * self.key_distance)
         return torch.where(visible, self.zero, self.hidden).unsqueeze(1)
 
     def written(self, position: Tensor) -> Tensor:

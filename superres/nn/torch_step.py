@@ -79,18 +79,19 @@ class StepSession(ProposingSession):
         N, D].
 
         Of the keys that a column would see in the raster's order, it sees those at positions where
-        `seen` [B, T] is True. That holds for this call's own keys, too, so `seen` must be True at
-        `place`. The session must be as wide as the positions in use are apart: the cache has 2 L +
-        its width - 1 slots, where L is the attention block length.
+        `seen` is True, [B, T] or by columns [B, N, T]. That holds for this call's own keys, too, so
+        `seen` must be True at `place`. The decoder inputs of unseen neighbours are those of absent
+        ones. The session must be as wide as the positions in use are apart: the cache has 2 L + its
+        width - 1 slots, where L is the attention block length.
         """
-        return self.compute(tokens, place, seen=seen)[:2]
+        return self.compute(tokens, place, seen=seen if seen.dim() == 3 else seen.unsqueeze(1))[:2]
 
     def compute(
         self, tokens: Tensor, place: Tensor, lap: Callable[[str], None] = lambda part: None,
         seen: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read tokens at decoder positions `place` [B, W], and call `lap` with the name of each
-        part of the step when it has ended; `seen` is as for `read_at`.
+        part of the step when it has ended; `seen` [B, 1 or W, T] is as for `read_at`.
 
         Returns the scores [B, W, V] and the fields of a `StepState`.
         """
@@ -100,7 +101,9 @@ class StepSession(ProposingSession):
              + self.look_up(self.position_table, inside))
         neighbours = None
         if self.neighbourhood is not None:
-            neighbours = self._features(self.neighbourhood, tokens, place, inside)  # [B, W, N]
+            places = self._places(self.neighbourhood.places[inside], seen)
+            # [B, W, N]
+            neighbours = self._features(self.neighbourhood, tokens, place, inside, places)
             x = x + self.neighbourhood(neighbours, inside)
         index, mask = self.cache.locate(place, self.reach[inside])
         if seen is not None:
@@ -152,12 +155,22 @@ class StepSession(ProposingSession):
         keys, values = self.cache.write(layer, key, value, index)  # [B, H, R, size]
         return attend(query, keys, values, mask)
 
-    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor,
-                  inside: Tensor) -> Tensor:
+    def _places(self, places: Tensor, seen: Tensor | None) -> Tensor:
+        """Return the places [B, W, N'] of the buffer of deviations that a step reads, those of
+        unseen tokens as the place of absent neighbours."""
+        if seen is None:
+            return places
+        # decoder positions of the tokens at these places; no token is at those up to 0
+        read = places - (self.deviation.shape[1] - self.read.shape[1])
+        seen = seen.expand(-1, read.shape[1], -1).gather(2, read.clamp(min=0))
+        return places.masked_fill((read > 0) & ~seen, 0)
+
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor,
+                  places: Tensor) -> Tensor:
         """Store the deviations of `tokens` read at `place`; return the neighbour features [B, W, N]
-        of `inside`."""
+        of `inside`, which are at `places` of the buffer."""
         self.read.scatter_(1, place, self._deviation(tokens, place))
-        return near.features(self.deviation, inside)
+        return near.features(self.deviation, inside, places)
 
     def _deviation(self, tokens: Tensor, place: Tensor) -> Tensor:
         """Return token minus estimate [B, N] for `tokens` read at `place`, in units of

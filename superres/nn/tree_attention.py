@@ -132,13 +132,12 @@ class TreeSession(StepSession):
         result: Tensor = old @ old_value + (value * recent.unsqueeze(-1)).sum(3)
         return result
 
-    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor,
-                  inside: Tensor) -> Tensor:
+    def _features(self, near: NumericNeighbourhood, tokens: Tensor, place: Tensor, inside: Tensor,
+                  places: Tensor) -> Tensor:
         """See `StepSession._features`; a column also reads the tokens of its ancestors in the
         tree."""
         self.step_deviation = self._deviation(tokens, self._inside(place))
         ancestors, beside = self.cache.ancestors, self.deviation.shape[1]
-        places = near.places[inside]  # [B, M, N']
         # decoder positions of the tokens at these places
         read = places - (beside - self.read.shape[1])
         back = place.unsqueeze(-1) - read

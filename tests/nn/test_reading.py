@@ -50,3 +50,19 @@ def test_a_column_sees_what_was_read_up_to_its_position():
     # What is not seen has no influence, though the cache holds its keys.
     seen[:, 5:8] = False
     torch.testing.assert_close(reading(session, tokens, seen, 8, 9)[1], ahead)
+
+
+@torch.inference_mode()
+def test_each_column_may_see_what_the_others_do_not():
+    """Neither the keys of unseen positions nor the tokens there, as neighbours, have an
+    influence."""
+    _, alone, tokens, seen = opened("base aids")
+    reading(alone, tokens, seen, *range(5))
+    wanted = [reading(alone, tokens, seen, place)[1] for place in (8, 9)]
+    _, session, _, seen = opened("base aids")
+    reading(session, tokens, seen, *range(5))
+    place = torch.tensor([[5, 6, 7, 8, 9]]).expand(2, -1)
+    own = torch.nn.functional.one_hot(place, seen.shape[1]).bool()
+    own[:, 4, 8] = True
+    hidden = session.read_at(tokens.gather(1, place), place, seen.unsqueeze(1) | own)[1]
+    torch.testing.assert_close(hidden[:, 3:], torch.cat(wanted, dim=1))
