@@ -69,14 +69,12 @@ class CountingModel:
 
 
 def code_of(rule: Rule) -> str:
-    """Return a digest of the file that lists a rule, and of those that list none and may help
-    it."""
-    found = b""
-    for module in [*sys.modules.values()]:
-        path, listed = Path(getattr(module, "__file__", None) or "-"), vars(module).get("RULES")
-        if rule in (listed or ()) or (path.parent == FOLDER and listed is None):
-            found += path.read_bytes()
-    return short_digest(found)
+    """Return a digest of the file that lists a rule, and of the rules' files that it imports."""
+    own = next(Path(module.__file__ or "") for module in [*sys.modules.values()]
+               if rule in vars(module).get("RULES", ()))
+    used = [path for path in sorted(FOLDER.glob("*.py"))
+            if path.stem != "rule" and f"from {path.stem} import" in own.read_text()]
+    return short_digest(b"".join(path.read_bytes() for path in [own, *used]))
 
 
 def in_batches(count: int, size: int) -> list[Int64]:

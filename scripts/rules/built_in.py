@@ -21,5 +21,5 @@ RULES = [
     Rule("Jacobi, shared noise", "Song et al. 2021, arXiv 2002.03629, section 4", "lossless",
          {"proposer": "jacobi", "block_size": 10}),
     Rule("Lookahead", "Fu et al. 2024, arXiv 2402.02057, section 3", "lossless",
-         {"proposer": "lookahead", "block_size": 3}),
+         {"proposer": "lookahead", "block_size": 2, "window": 8, "candidates": 8}),
 ]
