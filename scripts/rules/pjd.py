@@ -71,6 +71,6 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
     return rows.result()
 
 
-PAPER = "Liao et al. 2026, arXiv 2606.05703, section 3"
+PAPER = "Liao et al. 2026, arXiv 2606.05703"
 RULES = [Rule(f"PJD, context {context // 3}", PAPER, "none",
               decode=partial(decode, context=context, window=8)) for context in (6, 24)]

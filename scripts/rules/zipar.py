@@ -74,7 +74,7 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
     return rows.result()
 
 
-PAPER = "He et al. 2025, arXiv 2412.04062, section 3"
+PAPER = "He et al. 2025, arXiv 2412.04062"
 RULES = [Rule(f"ZipAR, window {size}" + ", adaptive" * adaptive, PAPER, "none",
               decode=partial(decode, window=size, adaptive=adaptive))
          for size, adaptive in ((2, False), (4, False), (4, True), (8, False))]
