@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decodes import Decoded
-from superres.config import ModelConfig
+from superres.config import ModelConfig, require
 from superres.config.tables import NEIGHBOUR_PIXELS, RESIDUAL_SCALE, feature_count
 from superres.decoding.plain.sampling import PROPOSAL, SpeculativeSampler, draw
 from superres.decoding.trace import RowTrace
@@ -91,7 +91,9 @@ class Known:
         self.hidden = hidden_states(len(tokens), head.config) if hidden is None else hidden
 
     def note(self, state: StepState) -> None:
-        """Store the decoder's outputs of a step."""
+        """Store the decoder's outputs of a step; ConfigError if the engine's steps return none."""
+        require(isinstance(state, StepState), "the head below reads the decoder's outputs; give "
+                "the engine plain, without limits on the tokens")
         self.hidden.scatter_(1, state.position.unsqueeze(-1).expand_as(state.hidden), state.hidden)
 
     def scores(self, place: Tensor, way: int) -> Tensor:

@@ -2,15 +2,11 @@
 
 The heads are those of SSD (Xiang et al. 2026, arXiv 2606.20543; see `ssd.py`), the loop is that of
 speculative sampling: a block is drafted in raster order, and block verification judges it. So the
-tokens are samples of the network whatever the heads say; the paper's own schedule gives that up for
-rows drafted at once.
-
+samples are the network's whatever the heads say, which the paper gives up for rows drafted at once.
 A draft at offset i is by p(i + 1), whose state is the latest one, or by the head below, whose state
 is one row up, and which also reads the drafts to its left: the one whose likeliest token is more
-probable. The right heads end at pk; the head below has no last offset. "below" alone drafts by the
-right heads in the first row only, which has no row above.
-
-Needs the outputs of the decoder, which the engine `plain` gives without limits on the tokens.
+probable. The right heads end at pk. "below" drafts by them in the first row only. Needs the outputs
+of the decoder, which the engine `plain` gives without limits on the tokens.
 """
 
 import torch
@@ -19,10 +15,8 @@ from torch import Tensor
 from rule import Rule
 from spatial_heads import IN_ORDER, Known, hidden_states, load_head
 from superres import register_proposer
-from superres.config import require
 from superres.decoding.proposers.proposer import Context, Proposer, RowTensors, state_of
 from superres.interfaces import Engine
-from superres.nn.proposing import StepState
 from superres.sessions import Sampler
 
 
@@ -31,21 +25,20 @@ class Surer(Sampler):
 
     def __init__(self, context: Context, known: Known, right: bool) -> None:
         self.context, self.known, self.right = context, known, right
-        known.tokens.scatter_(1, context.position.unsqueeze(1), context.first.unsqueeze(1))
 
     def __call__(self, scores: Tensor | None, offsets: Tensor) -> Tensor:
-        drawn = []
+        known, drawn = self.known, []
         for column, offset in enumerate(offsets.split(1)):
             place = self.context.position.unsqueeze(1) + offset  # [B, 1]
-            inside = place.clamp(max=self.known.hidden.shape[1] - 1)
-            chosen = self.known.scores(inside, IN_ORDER)  # [B, 1, V]
+            inside = place.clamp(max=known.hidden.shape[1] - 1)
+            chosen = known.scores(inside, IN_ORDER)  # [B, 1, V]
             if scores is not None:
                 other = scores[:, column : column + 1]
                 surer = self.right & (other.softmax(-1).amax(-1) > chosen.softmax(-1).amax(-1))
-                by_right = surer | (inside < self.known.head.distance)
+                by_right = surer | (inside < known.head.distance)
                 chosen = torch.where(by_right.unsqueeze(-1), other, chosen)
             drawn.append(self.context.sampler(chosen, offset))
-            self.known.tokens.scatter_(1, place, drawn[-1])
+            known.tokens.scatter_(1, place, drawn[-1])
         return torch.cat(drawn, dim=1)
 
 
@@ -63,11 +56,10 @@ class RightAndBelow(Proposer):
         return RowTensors(hidden_states(len(source) * copies, self.head.config))
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
-        require(isinstance(context.output.state, StepState), "the head below reads the decoder's "
-                "outputs; give the engine plain, without limits on the tokens")
         known = Known(self.head, context.session.session, context.tokens.clone(),
                       *state_of(context.session).tensors)
         known.note(context.output.state)
+        known.tokens.scatter_(1, context.position.unsqueeze(1), context.first.unsqueeze(1))
         sampler, heads = Surer(context, known, self.right), self.head.config.prediction_heads - 1
         tokens = context.session.propose(context.output, context.index, context.first,
                                          offsets[:heads], sampler)
@@ -82,7 +74,7 @@ class Below(RightAndBelow):
     right = False
 
 
-RULES = [Rule(name, "heads of Xiang et al. 2026, arXiv 2606.20543; block verification of Sun et al."
-              " 2025", "lossless", {"proposer": name.replace(" ", "-"), "block_size": 16,
-                                    "sampling": "speculative"}, needs="heads, a head below")
+PAPER = "heads of Xiang et al. 2026, arXiv 2606.20543; verified as in Sun et al. 2025"
+RULES = [Rule(name, PAPER, "lossless", {"proposer": name.replace(" ", "-"), "block_size": 16,
+                                        "sampling": "speculative"}, needs="heads, a head below")
          for name in ("right and below", "below")]

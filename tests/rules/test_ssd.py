@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -60,8 +59,8 @@ def chances(tokens, options):
 
 
 def off(tokens, options):
-    """Return chi-square over its limit for the second row of pictures [N, T]: of each token, whether
-    it is p1's likeliest."""
+    """Return chi-square over its limit for the second rows of pictures [N, T]: for whether each
+    token is p1's likeliest."""
     first = (chances(tokens, options).argmax(-1) == tokens).long()  # [N, T]
     expected = torch.zeros(2**CONFIG.target_length, dtype=torch.float64)
     grown = torch.zeros(1, CONFIG.target_length, dtype=torch.int64)
