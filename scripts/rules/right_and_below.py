@@ -1,12 +1,12 @@
-"""Two directions without loss: each draft by the surer of a head to the right and the head below.
+"""Two directions without loss: heads to the right draft a block's first tokens, a head below others.
 
 The heads are those of SSD (Xiang et al. 2026, arXiv 2606.20543; see `ssd.py`), the loop is that of
 speculative sampling: a block is drafted in raster order, and block verification judges it. So the
 samples are the network's whatever the heads say, which the paper gives up for rows drafted at once.
-A draft at offset i is by p(i + 1), whose state is the latest one, or by the head below, whose state
-is one row up, and which also reads the drafts to its left: the one whose likeliest token is more
-probable. The right heads end at pk. "below" drafts by them in the first row only. Needs the outputs
-of the decoder, which the engine `plain` gives without limits on the tokens.
+The right heads p2..pk read the latest state and end at k; the head below reads the state one row up
+and the drafts to its left, at any offset. "below" drafts by the right heads in the first row alone.
+Drafting by the head whose likeliest token is more probable keeps fewer tokens than the right heads
+where there are some. Needs the decoder's outputs: the engine `plain`, without limits on the tokens.
 """
 
 import torch
@@ -20,8 +20,8 @@ from superres.interfaces import Engine
 from superres.sessions import Sampler
 
 
-class Surer(Sampler):
-    """Draws proposals in order, each from the scores of the right head or of the head below."""
+class InOrder(Sampler):
+    """Draws proposals in order: by the scores of the right heads where there are some, or below."""
 
     def __init__(self, context: Context, known: Known, right: bool) -> None:
         self.context, self.known, self.right = context, known, right
@@ -31,20 +31,18 @@ class Surer(Sampler):
         for column, offset in enumerate(offsets.split(1)):
             place = self.context.position.unsqueeze(1) + offset  # [B, 1]
             inside = place.clamp(max=known.hidden.shape[1] - 1)
-            chosen = known.scores(inside, IN_ORDER)  # [B, 1, V]
-            if scores is not None:
-                other = scores[:, column : column + 1]
-                surer = self.right & (other.softmax(-1).amax(-1) > chosen.softmax(-1).amax(-1))
-                by_right = surer | (inside < known.head.distance)
-                chosen = torch.where(by_right.unsqueeze(-1), other, chosen)
-            drawn.append(self.context.sampler(chosen, offset))
+            own = None if scores is None else scores[:, column : column + 1]  # [B, 1, V]
+            if own is None or not self.right:
+                below, first = known.scores(inside, IN_ORDER), inside < known.head.distance
+                own = below if own is None else own.where(first.unsqueeze(-1), below)
+            drawn.append(self.context.sampler(own, offset))
             known.tokens.scatter_(1, place, drawn[-1])
         return torch.cat(drawn, dim=1)
 
 
 @register_proposer("right-and-below")
 class RightAndBelow(Proposer):
-    """Drafts of the surer of two directions."""
+    """Drafts of the right heads, and of the head below beyond them."""
 
     draws, block_size, right, training = True, 16, True, "a head below"
 
@@ -60,7 +58,7 @@ class RightAndBelow(Proposer):
                       *state_of(context.session).tensors)
         known.note(context.output.state)
         known.tokens.scatter_(1, context.position.unsqueeze(1), context.first.unsqueeze(1))
-        sampler, heads = Surer(context, known, self.right), self.head.config.prediction_heads - 1
+        sampler, heads = InOrder(context, known, self.right), self.head.config.prediction_heads - 1
         tokens = context.session.propose(context.output, context.index, context.first,
                                          offsets[:heads], sampler)
         more = [sampler(None, offsets[heads:])] if len(offsets) > heads else []
@@ -75,6 +73,8 @@ class Below(RightAndBelow):
 
 
 PAPER = "heads of Xiang et al. 2026, arXiv 2606.20543; verified as in Sun et al. 2025"
-RULES = [Rule(name, PAPER, "lossless", {"proposer": name.replace(" ", "-"), "block_size": 16,
+RULES = [Rule(name, PAPER, "lossless", {"proposer": proposer, "block_size": size,
                                         "sampling": "speculative"}, needs="heads, a head below")
-         for name in ("right and below", "below")]
+         for name, proposer, size in (("right and below, 16", "right-and-below", 16),
+                                      ("right and below, 24", "right-and-below", 24),
+                                      ("below", "below", 16))]

@@ -48,8 +48,8 @@ def report(model: EncoderDecoder, head: BelowHead, pairs: FacePairs, temperature
         p = model.head_scores(decoded, place, 0)
         found = {"p1": p, "below, apart": head_scores(model, head, decoded, place, APART),
                  "below, in order": head_scores(model, head, decoded, place, IN_ORDER)}
-        for number in (1, 2, 3, 6, 9):
-            # the state `number` tokens before the target
+        for number in range(1, model.config.prediction_heads):
+            # from the state `number` tokens before the target
             found[f"p{number + 1}"] = model.head_scores(decoded, place - number, number)
         p = (p / temperature).softmax(-1)
         for name, scores in found.items():

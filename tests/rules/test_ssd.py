@@ -8,16 +8,22 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fakes import SMALL, random_model
+from fakes import SMALL, TINY, random_model
+from PIL import Image
 
+import below_heads
 import right_and_below
+import spatial_heads
 import ssd
-from decodes import decode
+from decodes import decode, iterations, result_of
 from rule import all_rules
-from spatial_heads import BelowHead
+from superres.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from superres.config import DecodeConfig
 from superres.decoding.plain.sampling import filtered
 from superres.nn.torch_model import StepModel
+from superres.tasks.face_data import FacePairs, write_npz
+from superres.tasks.faces import FaceTask, encode
+from tests.pipeline.helpers import FACE
 from tests.proofs.test_speculative import statistic
 
 pytestmark = pytest.mark.slow
@@ -38,7 +44,7 @@ def network():
 def heads(monkeypatch):
     """Let the rules load a head with random weights."""
     torch.manual_seed(1)
-    head = BelowHead(CONFIG).eval().requires_grad_(False)
+    head = spatial_heads.BelowHead(CONFIG).eval().requires_grad_(False)
     for weight in head.parameters():
         weight.add_(0.1 * torch.randn_like(weight))
     for module in (right_and_below, ssd):
@@ -85,7 +91,7 @@ def test_drafts_of_two_directions_are_lossless(proposer, settings):
     assert len({count for trace in decoded.traces for count in trace.accepted}) > 2
 
 
-class OfOther(right_and_below.Surer):
+class OfOther(right_and_below.InOrder):
     """Draws from one head, and records the distribution of the other."""
 
     def __call__(self, scores, offsets):
@@ -97,7 +103,7 @@ class OfOther(right_and_below.Surer):
 
 
 def test_the_distribution_of_another_head_shows(monkeypatch):
-    monkeypatch.setattr(right_and_below, "Surer", OfOther)
+    monkeypatch.setattr(right_and_below, "InOrder", OfOther)
     options = options_of(proposer="below", block_size=4)
     decoded = decode(network(), torch.zeros(ROWS, 3, dtype=torch.int64), options)
     assert off(decoded.tokens, options) > 2
@@ -144,4 +150,54 @@ def test_a_row_takes_its_rounds_and_one_more_call(rounds):
 def test_rules_are_listed():
     rules = all_rules()
     assert {rules[f"SSD, {rounds} rounds"].claims for rounds in range(3)} == {"none"}
-    assert {rules[name.replace("-", " ")].claims for name in PROPOSERS} == {"lossless"}
+    assert {rules[name].claims for name in ("right and below, 16", "below")} == {"lossless"}
+
+
+# What the drafts are worth, on a real network
+
+@cache
+def faces():
+    network = load_checkpoint(find_checkpoint("celeba-8to32")).requires_grad_(False)
+    return StepModel(network), torch.from_numpy(encode(np.asarray(Image.open(FACE))[None]))
+
+
+def accepted(**settings):
+    """Return the numbers of tokens that the steps of the first four rows accept."""
+    options = DecodeConfig(temperature=0.9, nucleus=0.9, sampling="speculative", **settings)
+    for loop in iterations(*faces(), options):
+        if loop.decoder.positions()[0] >= 4 * 96:
+            break
+    return np.array(result_of(loop).traces[0].accepted)
+
+
+def test_the_head_below_drafts_where_the_right_heads_end(monkeypatch):
+    monkeypatch.setattr(right_and_below, "load_head", spatial_heads.load_head)
+    right, both = accepted(block_size=10), accepted(proposer="right-and-below", block_size=24)
+    assert both.mean() > 1.1 * right.mean()
+    assert both.max() > 16
+
+
+def test_the_head_below_reads_the_states_above(monkeypatch):
+    monkeypatch.setattr(right_and_below, "load_head", spatial_heads.load_head)
+    informed = accepted(proposer="below", block_size=10)
+    monkeypatch.setattr(spatial_heads.Known, "note", lambda self, state: None)  # they stay 0
+    assert informed.mean() > 1.5 * accepted(proposer="below", block_size=10).mean()
+
+
+def test_a_head_is_trained_on_a_frozen_network(tmp_path, capsys):
+    folder, data, weights = tmp_path / "network", tmp_path / "faces.npz", tmp_path / "head"
+    save_checkpoint(random_model(TINY, dtype=torch.float32), folder)
+    rng = np.random.default_rng(0)
+    task = FaceTask.of(TINY)
+    high, low = task.both_sizes(rng.integers(256, size=(4, task.target, task.target, 3),
+                                             dtype=np.uint8))
+    write_npz(FacePairs(high, low, np.arange(4, dtype=np.int32)), data)
+    below_heads.main(data, data, str(folder), weights, minutes=0.005, batch=2, repeats=2, count=16,
+                     faces=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("p1 ")
+    assert lines[0].endswith("overlap 1.000")
+    head = spatial_heads.load_head(TINY, weights)
+    assert {name: weight.shape for name, weight in head.named_parameters()} == {
+        name: weight.shape for name, weight in spatial_heads.BelowHead(TINY).named_parameters()}
+    assert head.last.weight.abs().max() > 0
