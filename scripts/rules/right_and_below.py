@@ -1,4 +1,4 @@
-"""Two directions without loss: heads to the right draft a block's first tokens, a head below others.
+"""Two directions without loss: heads to the right draft a block's first tokens, one below others.
 
 The heads are those of SSD (Xiang et al. 2026, arXiv 2606.20543; see `ssd.py`), the loop is that of
 speculative sampling: a block is drafted in raster order, and block verification judges it. So the

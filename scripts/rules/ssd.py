@@ -5,7 +5,7 @@ token below each token, all columns apart. A call of the network verifies the ro
 with probability min(1, p / q), each by itself, and a draw from max(0, p - q) replaces one that does
 not; nothing is rolled back. This is done r times (0 to 2), and a last call commits the row. A
 position's context may change after it was judged: quality near the network's at r = 2 is measured,
-exactness not claimed.
+exactness not claimed. The samples are the network's once r is the tokens of a row.
 
 The abstract was read itself, schedule and formulas in accounts that quote them. They don't say what
 q is in the second round: here what the token was last drawn from, p of the first. Theirs draft one
