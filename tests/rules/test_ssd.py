@@ -44,7 +44,9 @@ def network():
 def heads(monkeypatch):
     """Let the rules load a head with random weights."""
     torch.manual_seed(1)
-    head = spatial_heads.BelowHead(CONFIG).eval().requires_grad_(False)
+    with monkeypatch.context() as small:
+        small.setattr(spatial_heads, "SIZE", 16)
+        head = spatial_heads.BelowHead(CONFIG).eval().requires_grad_(False)
     for weight in head.parameters():
         weight.add_(0.1 * torch.randn_like(weight))
     for module in (right_and_below, ssd):
