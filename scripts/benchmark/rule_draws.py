@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,12 @@ class Drawing:
     def on_torch(self) -> Any:  # noqa: ANN401 -- a `superres.sessions.EngineModel`
         """The network for rules of their own order, whose sessions read tokens at any position."""
         return engine_of(self.upscaler.network, None, "cpu", "plain").on_torch()
+
+    def on(self, engine: str) -> Drawing:
+        """Return a drawing of the same faces by another engine; itself for ""."""
+        if not engine:
+            return self
+        return replace(self, upscaler=Upscaler.load(self.upscaler.name, "cpu", engine))
 
     def options(self, rule: Rule, **changes: Any) -> DecodeConfig:  # noqa: ANN401 -- as the settings'
         """Return how a rule samples, with changes."""

@@ -117,10 +117,9 @@ def rows(drawing: Drawing, rules: dict[str, Rule], samples: int, greedy: int) ->
             kept.append(Reference(drawing, drawing.drawn(baseline, options, len(drawing.pairs))))
         return kept[0]
 
-    return [Row(name, partial(measure, drawing, rule, reference, baseline, samples, greedy),
-                drawing.settings(rule, drawing.options(rule)) | {"samples": samples,
-                                                                 "greedy": greedy})
-            for name, rule in rules.items()]
+    return [Row(name, partial(measure, own, rule, reference, baseline, samples, greedy),
+                own.settings(rule, own.options(rule)) | {"samples": samples, "greedy": greedy})
+            for name, rule in rules.items() for own in [drawing.on(rule.engine)]]
 
 
 def chosen(names: str) -> dict[str, Rule]:

@@ -74,7 +74,8 @@ class Below(RightAndBelow):
 
 PAPER = "heads of Xiang et al. 2026, arXiv 2606.20543; verified as in Sun et al. 2025"
 RULES = [Rule(name, PAPER, "lossless", {"proposer": proposer, "block_size": size,
-                                        "sampling": "speculative"}, needs="heads, a head below")
+                                        "sampling": "speculative"}, needs="heads, a head below",
+              engine="plain")
          for name, proposer, size in (("right and below, 16", "right-and-below", 16),
                                       ("right and below, 24", "right-and-below", 24),
                                       ("below", "below", 16))]

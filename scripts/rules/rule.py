@@ -28,6 +28,7 @@ class Rule:
             torch, sources [B, S], settings and the keys [B] of the noise, and returns a
             `decodes.Decoded`. None for rules of the loop.
         needs: what must be trained for it.
+        engine: the engine that it needs, such as "plain"; any if empty.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Rule:
     settings: dict[str, Any] = field(default_factory=dict)
     decode: Callable[..., Any] | None = None
     needs: str = "nothing"
+    engine: str = ""
 
 
 def all_rules() -> dict[str, Rule]:

@@ -71,6 +71,6 @@ def decode(model: StepModel, source: Tensor, options: DecodeConfig, keys: Tensor
     return drawing.result()
 
 
-RULES = [Rule(f"SSD, {rounds} rounds", "Xiang et al. 2026, arXiv 2606.20543", "none",
-              {"sampling": "speculative"}, partial(decode, rounds=rounds),
+RULES = [Rule(f"SSD, {rounds} round" + "s" * (rounds != 1), "Xiang et al. 2026, arXiv 2606.20543",
+              "none", {"sampling": "speculative"}, partial(decode, rounds=rounds),
               "heads, a head below") for rounds in (0, 1, 2)]
