@@ -46,7 +46,7 @@ from measurements import (
 )
 from rule import Rule, all_rules
 from rule_costs import cost_models, draft_engine
-from rule_distances import LEVEL, Reference, chi_squares, outcome_of
+from rule_distances import BEGINNINGS, LEVEL, Reference, chi_squares, outcome_of
 from rule_draws import NUCLEUS, TEMPERATURE, Drawing, Drawn
 from rule_pictures import plot, torn_shares, write_sheets
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
@@ -118,7 +118,8 @@ def rows(drawing: Drawing, rules: dict[str, Rule], samples: int, greedy: int) ->
         return kept[0]
 
     return [Row(name, partial(measure, own, rule, reference, baseline, samples, greedy),
-                own.settings(rule, own.options(rule)) | {"samples": samples, "greedy": greedy})
+                own.settings(rule, own.options(rule))
+                | {"samples": samples, "greedy": greedy, "beginnings": BEGINNINGS})
             for name, rule in rules.items() for own in [drawing.on(rule.engine)]]
 
 

@@ -21,8 +21,11 @@ ROOT = PACKAGE.parent
 GUIDES = {"scripts/benchmark/proposers.py": "docs/proposers.md",
           "scripts/check_transformers.py": "docs/api.md",
           "scripts/device/run.sh": "docs/engines.md",
-          "scripts/train/prepare_celeba.py": "docs/data.md"}
-"""Scripts that a user runs by a guide."""
+          "scripts/train/prepare_celeba.py": "docs/data.md",
+          **{path.relative_to(ROOT).as_posix(): "docs/rules.md"
+             for path in (ROOT / "scripts" / "rules").glob("*.py")
+             if "RULES = " in path.read_text()}}
+"""Scripts that a user runs by a guide; every rule is in the guide of rules."""
 
 
 @pytest.fixture(scope="module")
