@@ -38,7 +38,7 @@ class Beginning(NamedTuple):
 BEGINNINGS = (
     Beginning(0, 8, {"temperature": 1.0, "nucleus": 1.0, "sample_top_k": 2}),
     Beginning(1, 3, {"temperature": 1.0, "nucleus": 1.0, "sample_top_k": 6}),
-    Beginning(2, 5, {"temperature": 0.7, "nucleus": 1.0, "sample_top_k": 3}),
+    Beginning(2, 8, {"temperature": 0.7, "nucleus": 1.0, "sample_top_k": 2}),
 )
 """At most 256 sequences of each, whose probabilities are enumerated."""
 

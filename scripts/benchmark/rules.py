@@ -89,16 +89,16 @@ def greedily(drawing: Drawing, rule: Rule, baseline: Rule, count: int) -> Values
 
 def measure(drawing: Drawing, rule: Rule, reference: Callable[[], Reference], baseline: Rule,
             samples: int, greedy: int) -> Values:
-    """Return all values of a rule."""
-    options, started = drawing.options(rule), time.perf_counter()
-    drawn = drawing.drawn(rule, options, len(drawing.pairs))
+    """Return all values of a rule; its costs are those of the engine of `drawing`."""
+    options, started, own = drawing.options(rule), time.perf_counter(), drawing.on(rule.engine)
+    drawn = own.drawn(rule, options, len(drawing.pairs))
     columns, found = float(drawn.columns.mean()), steps(drawn)
     drafts = drawing.upscaler.block_size(options) - 1 if draft_engine(drawing.upscaler,
                                                                       options) else 0
     tokens = float(found["tokens_per_step"] or 0)
     speed_ups = {f"speed_up_{name}": model.speed_up(tokens, columns, drafts)
                  for name, model in cost_models(drawing.upscaler, options).items()}
-    tested = chi_squares(drawing, options, samples) if rule.decode is None and samples else []
+    tested = chi_squares(own, options, samples) if rule.decode is None and samples else []
     return {"claims": rule.claims, "paper": rule.paper, "needs": rule.needs,
             "block_size": rule.settings.get("block_size"), "columns": columns, **found,
             **speed_ups, "chi_square": tested, **reference().distances(drawn),
@@ -117,10 +117,10 @@ def rows(drawing: Drawing, rules: dict[str, Rule], samples: int, greedy: int) ->
             kept.append(Reference(drawing, drawing.drawn(baseline, options, len(drawing.pairs))))
         return kept[0]
 
-    return [Row(name, partial(measure, own, rule, reference, baseline, samples, greedy),
-                own.settings(rule, own.options(rule))
-                | {"samples": samples, "greedy": greedy, "beginnings": BEGINNINGS})
-            for name, rule in rules.items() for own in [drawing.on(rule.engine)]]
+    also = {"samples": samples, "greedy": greedy, "beginnings": BEGINNINGS}
+    return [Row(name, partial(measure, drawing, rule, reference, baseline, samples, greedy),
+                drawing.on(rule.engine).settings(rule, drawing.options(rule)) | also)
+            for name, rule in rules.items()]
 
 
 def chosen(names: str) -> dict[str, Rule]:
