@@ -26,6 +26,9 @@ COLOURS = dict(zip(OUTCOMES, ("#1b7837", "#b2182b", "#2166ac"), strict=True))
 OFFSETS = [(radius * np.cos(turn), radius * np.sin(turn)) for radius in range(14, 240, 12)
            for turn in np.linspace(0, 2 * np.pi, 16, endpoint=False)]
 """Where a label may stand from its point, in pixels, the nearest place first."""
+NEAR = 0.05
+"""Differences below this have a linear scale, and those above a logarithmic one."""
+TICKS = (-0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3)
 SIDE, GAP, ACROSS, SEED = 96, 20, 10, 74
 
 
@@ -35,7 +38,7 @@ def plot(points: Sequence[Mapping[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    figure = Figure(figsize=(12, 9), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="#888", linewidth=0.8)
     for one in points:
@@ -44,7 +47,9 @@ def plot(points: Sequence[Mapping[str, Any]]) -> bytes:
     axes.set(xlabel="tokens per step", ylabel="bits/dim under the network, above token by token")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.margins(0.12, 0.15)
+    axes.set_yscale("symlog", linthresh=NEAR, linscale=1.5)
+    axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS], minor=False)
+    axes.margins(0.12, 0.06)
     axes.grid(alpha=0.3)
     entries = [Line2D([], [], color="#555", marker=marker, linestyle="", label=f"claims {claim}")
                for claim, marker in MARKERS.items()]
