@@ -17,12 +17,13 @@ from superres.decoding.plain.sampling import Samplers, draw, filtered
 from superres.decoding.proposers import PROPOSERS
 from superres.decoding.proposers.proposer import Context
 from superres.sessions import StepOutput
+from superres.testing import chi_square
 from tests.proofs.test_speculative import (
+    ALPHA,
     FILTERS,
     VOCABULARY,
     MarkovModel,
     MarkovSession,
-    statistic,
 )
 
 pytestmark = pytest.mark.slow
@@ -48,8 +49,8 @@ WAYS = {"blocks of 3": (LongModel(0), {"block_size": 3}),
         "pixels": (LongModel(2, shape=(1, 2, 3)), {"block_size": 4, "nucleus": 0.8})}
 
 
-def off(rule, way, **arguments):
-    """Return chi-square over its limit for samples by `rule`."""
+def p_of(rule, way, **arguments):
+    """Return the p of chi-square for samples by `rule`."""
     model, changes = WAYS[way]
     options = DecodeConfig(**{"temperature": 1.0, **rule.settings, **changes})
     source = torch.zeros(ROWS, 1, dtype=torch.int64)
@@ -58,13 +59,14 @@ def off(rule, way, **arguments):
                     options.nucleus).softmax(-1)
     start, step = rows[VOCABULARY], rows[:VOCABULARY]
     start = start @ torch.linalg.matrix_power(step, model.length - LAST)
-    return statistic(tokens[:, -LAST:], torch.einsum("a,ab,bc,cd->abcd", start, step, step, step))
+    return chi_square(tokens[:, -LAST:], torch.einsum("a,ab,bc,cd->abcd", start, step, step,
+                                                      step)).p
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_samples_have_the_networks_distribution(name, way):
-    assert off(RULES[name], way) < 1
+    assert p_of(RULES[name], way) > ALPHA
 
 
 class OlderQ(scd.MaximalCoupling):
@@ -78,12 +80,12 @@ class OlderQ(scd.MaximalCoupling):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_kept_token_with_its_older_q_shows(way):
-    assert off(RULES["SCD, maximal coupling"], way, proposer=OlderQ()) > 2
+    assert p_of(RULES["SCD, maximal coupling"], way, proposer=OlderQ()) < ALPHA**2
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_reused_tokens_with_the_q_of_new_ones_show(way):
-    assert off(RULES["SJD++"], way) > 2
+    assert p_of(RULES["SJD++"], way) < ALPHA**2
 
 
 # How many tokens stay
@@ -117,5 +119,5 @@ def test_couplings_keep_tokens_and_their_distribution(name):
     stays = float((found[:, 0] == proposed[:, 1]).double().mean())
     assert least - margin < stays < largest + margin
     assert torch.equal(sampler.q[:, 0], P.expand(ROWS, -1))
-    assert statistic(found[:, :1], P) < 1
-    assert statistic(found, P.outer(P)) < 1  # the second one is new
+    assert chi_square(found[:, :1], P).p > ALPHA
+    assert chi_square(found, P.outer(P)).p > ALPHA  # the second one is new

@@ -17,8 +17,10 @@ from lantern import Lantern
 from superres.config import DecodeConfig
 from superres.decoding.acceptance import CRITERIA, Draws
 from superres.decoding.plain.sampling import LEAST_WEIGHT, filtered
+from superres.testing import chi_square
 from tests.decoding.test_speculative_blocks import threshold
 from tests.proofs.test_speculative import (
+    ALPHA,
     LENGTH,
     ROWS,
     VERIFIER,
@@ -26,7 +28,6 @@ from tests.proofs.test_speculative import (
     MarkovModel,
     joint,
     speculative,
-    statistic,
 )
 from token_by_token import TokenByToken
 
@@ -153,7 +154,7 @@ def registered(monkeypatch):
 def test_without_relaxation_every_rule_is_token_by_token_verification(settings, registered):
     registered(TokenByToken(DecodeConfig()))
     wanted = samples("tried", **settings)
-    assert statistic(wanted, joint(speculative(**settings))) < 1
+    assert chi_square(wanted, joint(speculative(**settings))).p > ALPHA
     for criterion in STRICT.values():
         registered(criterion)
         assert torch.equal(samples("tried", **settings), wanted)
@@ -169,9 +170,10 @@ def test_without_relaxation_the_enumerated_distribution_is_that_of_p1(name):
 def test_a_relaxed_rule_draws_from_another_distribution_which_enumeration_gives(name, registered):
     registered(RELAXED[name])
     found = samples("tried")
-    assert statistic(found, law(RELAXED[name])) < 1
-    assert statistic(found, joint(speculative())) > 2
-    assert statistic(samples("tried", nucleus=0.8), joint(speculative(nucleus=0.8))) < math.inf
+    assert chi_square(found, law(RELAXED[name])).p > ALPHA
+    assert chi_square(found, joint(speculative())).p < ALPHA**2
+    assert (chi_square(samples("tried", nucleus=0.8), joint(speculative(nucleus=0.8))).statistic
+            < math.inf)
 
 
 # Cool-SD, theorem 2
