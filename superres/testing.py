@@ -214,7 +214,7 @@ class Report:
     def __str__(self) -> str:
         counts = Counter(row.status for row in self.rows)
         found = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return "\n".join([f"{'' if self.ok else 'not shown to be '}lossless as tested: {found}", *(
+        return "\n".join([f"{'no difference found: ' * self.ok}{found}", *(
             f"{row.status:14} {row.name:26} {row.text}" for row in self.rows)])
 
 

@@ -143,7 +143,7 @@ def table_rows(document: Document) -> list[Values]:
 
 def p_text(row: Values) -> str:
     """Return the p of the chi-square tests of a rule."""
-    return ", ".join(f"{p:.2f}" if p >= 0.01 else f"{p:.0e}" if p >= 1e-9 else "0"
+    return ", ".join(f"{p:.2f}" if p >= 0.01 else f"{p:.0e}" if p >= 1e-9 else "< 1e-9"
                      for p in row["chi_square"]) or "-"
 
 
@@ -220,8 +220,9 @@ def main(
     table.measure(rows(drawing, asked, samples, min(greedy, len(drawing.pairs))))
     key = output / f"{name}-key.json"
     if sheets is not None:
-        write_sheets({rule: drawing.pictures(drawing.drawn(one, drawing.options(one), faces))
-                      for rule, one in asked.items()}, sheets, key)
+        write_sheets({rule: own.pictures(own.drawn(one, own.options(one), len(own.pairs)))
+                      for rule, one in asked.items() for own in [drawing.on(one.engine)]},
+                     sheets, key)
     if torn is not None:
         for rule, share in torn_shares(torn, key).items():
             table.document["rows"][rule]["values"] |= share
