@@ -46,7 +46,7 @@ from measurements import (
 )
 from rule import Rule, all_rules
 from rule_costs import cost_models, draft_engine
-from rule_distances import BEGINNINGS, LEVEL, Reference, chi_squares, outcome_of
+from rule_distances import BEGINNINGS, LEVEL, OUTCOMES, Reference, chi_squares, outcome_of
 from rule_draws import NUCLEUS, TEMPERATURE, Drawing, Drawn
 from rule_pictures import plot, torn_shares, write_sheets
 from superres.config import DEFAULT_CHECKPOINT, DecodeConfig, require
@@ -136,9 +136,11 @@ def chosen(names: str) -> dict[str, Rule]:
 
 
 def table_rows(document: Document) -> list[Values]:
-    """Return the values of the rules with their names, and with what was found of their claim."""
-    return [{"rule": name, **one, "outcome": outcome_of(one)}
-            for name, one in values(document).items()]
+    """Return the values of the rules with their names, and with what was found of their claim: by
+    this, and by tokens per step."""
+    found = [{"rule": name, **one, "outcome": outcome_of(one)}
+             for name, one in values(document).items()]
+    return sorted(found, key=lambda row: (OUTCOMES.index(row["outcome"]), -row["tokens_per_step"]))
 
 
 def p_text(row: Values) -> str:
@@ -164,7 +166,7 @@ DISTANCES: Columns = {
     "rule": ("rule", 0), "chi-square, p": (p_text, 0), "bits/dim": ("bits_per_dim", 3),
     "above token by token": ("bits_above", 4),
     "equal pictures, %": (lambda row: 100 * row["equal_pictures"], 0),
-    "consistent, %": (lambda row: 100 * row["consistent"], 0), "off input, grey levels": ("off", 2),
+    "off input, grey levels": ("off", 2),
     "ST-LPIPS": ("st_lpips", 3), "ST-LPIPS above": ("st_lpips_above", 4),
     "torn, %": (torn_text, 0)}
 GREEDY: Columns = {

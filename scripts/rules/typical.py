@@ -1,6 +1,6 @@
 """Typical acceptance: a proposal passes if it is likely enough for how open the choice is.
 
-Cai et al. 2024 (Medusa, arXiv 2401.10774, section 2.3.1) accept x if p(x) > min(epsilon, delta
+Cai et al. 2024 (Medusa, arXiv 2401.10774) accept x if p(x) > min(epsilon, delta
 exp(-H)), where H is the entropy of p. The paper gives it up to match p. Its proposals are a tree of
 likeliest tokens; here they are the heads' draws, and p replaces a rejected one. epsilon and delta
 are those of its experiments, 0.09 and its root.
@@ -26,6 +26,6 @@ class Typical(DrawCriterion):
         return Verdict(own > threshold, lambda p, q, index: p)
 
 
-RULES = [Rule("heads, typical acceptance", "Cai et al. 2024, arXiv 2401.10774, section 2.3.1",
+RULES = [Rule("heads, typical acceptance", "Cai et al. 2024, arXiv 2401.10774",
               "none", {"accept": "typical", "sampling": "speculative", "block_size": 10},
               needs="heads")]
