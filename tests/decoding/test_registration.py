@@ -18,7 +18,7 @@ import superres
 from decodes import decode
 from superres.checkpoint import save_checkpoint
 from superres.config import CRITERION_NAMES, PROPOSER_NAMES, DecodeConfig
-from superres.decoding.acceptance import CRITERIA
+from superres.decoding.acceptance import CRITERIA, Verdict
 from superres.decoding.plain.limited import LimitedModel
 from superres.decoding.proposers import PROPOSERS
 from superres.errors import ConfigError
@@ -67,6 +67,26 @@ def test_an_own_proposer_is_exact_and_an_own_criterion_decides():
     assert max(trace.iterations for trace in loose.traces) <= model.length // 3 + 1
     assert (loose.tokens == 1).float().mean() > 0.6
     superres.register_proposer("mine")(type("Again", (Wrong,), {}))  # a cell that runs again
+
+
+def test_an_own_criterion_judges_drawn_proposals_and_nothing_else():
+    class Drawn(superres.DrawCriterion):
+        """Passes every proposal."""
+
+        def judge(self, draws):
+            return Verdict(draws.uniform >= 0, lambda p, q, index: p)
+
+    model = StepModel(random_model(SMALL, dtype=torch.float32))
+    source = random_tokens(SMALL, 2)[0]
+    superres.register_criterion("mine")(Drawn)
+    sampled = {"temperature": 0.9, "sampling": "speculative"}
+    all_passed = decode(model, source, DecodeConfig(block_size=3, accept="mine", **sampled))
+    assert max(trace.iterations for trace in all_passed.traces) == model.length // 3
+    with pytest.raises(ConfigError, match="mine judges drawn proposals; sample speculative"):
+        decode(model, source, DecodeConfig(block_size=3, accept="mine", temperature=0.9))
+    superres.register_criterion("mine")(All)
+    with pytest.raises(ConfigError, match="takes criteria of drawn proposals, not mine; leave"):
+        decode(model, source, DecodeConfig(block_size=3, accept="mine", **sampled))
 
 
 @pytest.mark.parametrize(("config", "limited", "shape", "width"), [
