@@ -38,7 +38,7 @@ def plot(points: Sequence[Mapping[str, Any]]) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(9.5, 10), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color="#888", linewidth=0.8)
     for one in points:
@@ -69,7 +69,7 @@ def place_labels(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:  # noq
     inside = axes.get_window_extent(renderer)
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in places] + in_the_way(axes, points)
     for one, (x, y) in sorted(zip(points, places, strict=True), key=lambda both: both[1][0]):
-        text = axes.annotate(one["name"], (one["x"], one["y"]), fontsize=8)
+        text = axes.annotate(one["name"], (one["x"], one["y"]), fontsize=9)
         size = text.get_window_extent(renderer)
         boxes = [label_box(x + right, y + up, size.width + 4, size.height + 2, right)
                  for right, up in OFFSETS]
@@ -78,7 +78,7 @@ def place_labels(axes: Any, points: Sequence[Mapping[str, Any]]) -> None:  # noq
         free = [box for box in fitting if not any(overlap(box, other) for other in taken)]
         box = (free or fitting or boxes)[0]
         text.remove()
-        axes.annotate(one["name"], (one["x"], one["y"]), xycoords="data", fontsize=8,
+        axes.annotate(one["name"], (one["x"], one["y"]), xycoords="data", fontsize=9,
                       xytext=((box[0] - x + 2) / scale, (box[1] - y + 3) / scale),
                       textcoords="offset points", color=COLOURS[one["is"]],
                       arrowprops={"arrowstyle": "-", "color": "#bbb", "linewidth": 0.6,

@@ -98,7 +98,7 @@ def test_every_rule_is_measured_and_a_wrong_one_found_out(table, tmp_path, monke
     assert found["anything passes"][1][1] == "< 1e-9, < 1e-9"
     assert found["heads, exact"][2][2] == "100.0" != found["anything passes"][2][2]
     assert cells(page.read_text(), "white") == [found["white"][1]]
-    assert Image.open(tmp_path / "pictures" / "rules-12.webp").size == (1200, 900)
+    assert Image.open(tmp_path / "pictures" / "rules-12.webp").size == (950, 1000)
 
     monkeypatch.setattr(bench, "chi_squares", None)  # nothing is measured again
     assert cells(table(), "white") == found["white"]
