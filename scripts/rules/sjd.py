@@ -25,7 +25,7 @@ from superres.decoding.proposers.proposer import Context, Proposer
 class LeftSampled(Proposer):
     """Stale draws; new tokens are drawn where the nearest known token to the left was scored."""
 
-    draws = True
+    draws = draws_only = True
 
     def propose(self, context: Context, offsets: Tensor) -> Tensor:
         column, channels = context.index.unsqueeze(1) + offsets, channels_of(context)  # [B, N]

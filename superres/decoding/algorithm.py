@@ -71,6 +71,9 @@ class Algorithm:
         draws, speculative = isinstance(self.criterion, DrawCriterion), options.is_speculative
         require(not draws or speculative, f"accept {options.accept} judges drawn proposals; sample "
                 "speculative, at a temperature above 0")
+        require(speculative or not getattr(self.proposer, "draws_only", False), "proposer "
+                f"{options.proposer} draws its proposals; sample speculative, at a temperature "
+                "above 0")
         require(draws or not speculative or options.accept == "exact", "speculative sampling takes "
                 f"criteria of drawn proposals, not {options.accept}; leave it out, or sample "
                 "coupled")

@@ -84,6 +84,9 @@ def test_an_own_criterion_judges_drawn_proposals_and_nothing_else():
     assert max(trace.iterations for trace in all_passed.traces) == model.length // 3
     with pytest.raises(ConfigError, match="mine judges drawn proposals; sample speculative"):
         decode(model, source, DecodeConfig(block_size=3, accept="mine", temperature=0.9))
+    superres.register_proposer("mine")(type("Drawing", (Wrong,), {"draws_only": True}))
+    with pytest.raises(ConfigError, match="mine draws its proposals; sample speculative"):
+        decode(model, source, DecodeConfig(block_size=3, proposer="mine"))
     superres.register_criterion("mine")(All)
     with pytest.raises(ConfigError, match="takes criteria of drawn proposals, not mine; leave"):
         decode(model, source, DecodeConfig(block_size=3, accept="mine", **sampled))

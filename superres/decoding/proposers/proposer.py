@@ -76,6 +76,7 @@ class Proposer:
     """Whether every proposal is drawn by one call of `Context.sampler`, from the distribution of
     that call's scores. Speculative sampling assigns probability 1 to the proposals of other
     proposers."""
+    draws_only: ClassVar[bool] = False  # Whether it proposes in speculative sampling alone
     resource: ClassVar[str | None] = None
     """Field of `DecodeConfig` that names a file or checkpoint to load. It becomes the constructor's
     only argument."""
